@@ -1,0 +1,1 @@
+"""The HTTP gateway, a process of its own. Speaks only `protocol` to the conductor."""

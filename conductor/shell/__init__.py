@@ -1,0 +1,1 @@
+"""The uvloop shell round the core: sockets, processes, timers."""

@@ -1,0 +1,1 @@
+"""Channels: how frames move. One protocol, a ZeroMQ form and an in-memory twin."""

@@ -1,0 +1,1 @@
+"""The Python client, and the stream owner that gateway and client share."""

@@ -1,0 +1,223 @@
+"""The schema of configs/*.yaml. Resolved once, validated, frozen; modules receive values.
+
+Every field is documented here and nowhere else: docs render from this file. Unknown keys are
+refused with the nearest key. Nothing in the project reads the environment but `load` (for
+`XDG_RUNTIME_DIR`) and the launchers in scripts/.
+"""
+
+import difflib
+import os
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from protocol.errors import ConfigError
+
+NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class ModelConfig(Section):
+    """One served model."""
+
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")] = "decoder_lm"
+    """The module in worker/models that builds it: `decoder_lm` or `reference`."""
+    source: str = ""
+    """Where the weights are: a `.gguf` file, a Hugging Face folder, or `package:NAME/GLOB`, a file
+    inside an installed Python package (the embedded default uses this)."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: float32 on a CPU, bfloat16 on a GPU."""
+    context: Annotated[int, Field(ge=16, le=1 << 20)] | None = None
+    """Most tokens of prompt and output together; default: what the model was trained for."""
+    pages: Annotated[int, Field(ge=2)] | None = None
+    """KV pages of 16 tokens; default: what `kv_memory_mib` holds."""
+    kv_memory_mib: Annotated[int, Field(ge=1)] | None = None
+    """Memory for KV pages; default: 1024 on a CPU, most of what is free on a GPU."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the model's builder as they are."""
+
+
+class WorkerConfig(Section):
+    """One worker process."""
+
+    name: Annotated[str, Field(pattern=NAME)]
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Intra-op threads; default: the machine's cores divided by the CPU workers."""
+    models: tuple[str, ...] | None = None
+    """Names from `models`; default: all of them."""
+    depth: Annotated[int, Field(ge=1, le=4)] = 2
+    """Engine steps in flight; stops are learnt this many steps late at most."""
+
+
+class GatewayConfig(Section):
+    """The HTTP gateway process."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 picks a free port; `podium stats` and the log say which."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 4 << 20
+
+
+class LimitsConfig(Section):
+    """Admission: queues are bounded by requests and by tokens."""
+
+    max_queued: Annotated[int, Field(ge=1)] = 4096
+    """Requests that wait for a place; more are refused with 429."""
+    max_queued_tokens: Annotated[int, Field(ge=1)] = 8_000_000
+    max_tokens: Annotated[int, Field(ge=1)] = 1 << 20
+    """Upper bound on one request's `max_tokens`."""
+    default_deadline_ms: Annotated[int, Field(ge=0)] = 0
+    """For requests that name none; 0 is no deadline."""
+    prefill_tokens: Annotated[int, Field(ge=16)] = 2048
+    """Most prompt tokens in one prefill batch; a longer prompt is prefilled in chunks."""
+    max_rows: Annotated[int, Field(ge=1)] = 256
+    """Most rows in one standing batch."""
+
+
+class SupervisionConfig(Section):
+    """How children are watched and restarted."""
+
+    beat_ms: Annotated[int, Field(ge=20, le=10_000)] = 200
+    silence_ms: Annotated[int, Field(ge=100)] = 2000
+    """A worker that is silent this long, or makes no step progress for max(this, 5 × its step
+    time) with work queued, is killed and replaced."""
+    backoff_ms: Annotated[int, Field(ge=1)] = 250
+    """First restart delay; doubles up to `backoff_max_ms`."""
+    backoff_max_ms: Annotated[int, Field(ge=1)] = 10_000
+    max_restarts: Annotated[int, Field(ge=0)] = 5
+    """Restarts within `restart_window_s`; more and the daemon exits, naming the cause."""
+    restart_window_s: Annotated[int, Field(ge=1)] = 300
+    start_timeout_s: Annotated[int, Field(ge=1)] = 600
+    drain_s: Annotated[int, Field(ge=0)] = 30
+    """After SIGTERM, running streams may finish within this time."""
+
+
+class LogConfig(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class DaemonConfig(Section):
+    """A whole deployment: the root of configs/*.yaml."""
+
+    name: Annotated[str, Field(pattern=NAME)] = "podium"
+    runtime_dir: str | None = None
+    """Sockets, lock and resolved configuration; default: `$XDG_RUNTIME_DIR/podium/<name>`, else
+    `<tmp>/podium-<uid>/<name>`. Made with mode 0700."""
+    models: Annotated[dict[str, ModelConfig], Field(min_length=1)]
+    workers: Literal["auto"] | tuple[WorkerConfig, ...] = "auto"
+    """`auto`: one worker per visible GPU, or one CPU worker with all cores."""
+    gateway: GatewayConfig | None = GatewayConfig()
+    """`null`: no HTTP; clients speak ZeroMQ."""
+    limits: LimitsConfig = LimitsConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
+    log: LogConfig = LogConfig()
+
+    @field_validator("models")
+    @classmethod
+    def _model_names(cls, v: dict[str, ModelConfig]) -> dict[str, ModelConfig]:
+        for name in v:
+            if not name or "/" in name or len(name) > 200:
+                raise ValueError(f"model name {name!r}: 1 to 200 characters without '/'")
+        return v
+
+    @model_validator(mode="after")
+    def _placement(self) -> "DaemonConfig":
+        if self.workers == "auto":
+            return self
+        if not self.workers:
+            raise ValueError("workers: at least one is needed, or 'auto'")
+        names = [w.name for w in self.workers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"workers: names must differ, got {names}")
+        placed: set[str] = set()
+        for w in self.workers:
+            for m in w.models if w.models is not None else tuple(self.models):
+                if m not in self.models:
+                    raise ValueError(
+                        f"workers.{w.name}.models: no model {m!r}{_nearest(m, list(self.models))}"
+                    )
+                placed.add(m)
+        missing = sorted(set(self.models) - placed)
+        if missing:
+            raise ValueError(f"no worker serves model {missing[0]!r}: add it to a worker's models")
+        return self
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+    """Keys allowed at the section that holds `loc`, by walking the schema."""
+    cls: type[Section] | None = DaemonConfig
+    tables = {
+        "models": ModelConfig, "workers": WorkerConfig, "gateway": GatewayConfig,
+        "limits": LimitsConfig, "supervision": SupervisionConfig, "log": LogConfig,
+    }  # fmt: skip
+    if len(loc) > 1:
+        cls = tables.get(str(loc[0]))
+    return list(cls.model_fields) if cls else []
+
+
+def _explain(e: ValidationError, where: str) -> ConfigError:
+    lines: list[str] = []
+    for err in e.errors(include_url=False):
+        loc = tuple(x for x in err["loc"] if not (isinstance(x, str) and "[" in x))
+        if loc and loc[0] == "workers" and err["type"] == "literal_error":
+            continue  # the other half of the 'auto' union
+        path = ".".join(map(str, loc)) or "(root)"
+        if err["type"] == "extra_forbidden":
+            key = str(loc[-1])
+            lines.append(f"{path}: unknown key{_nearest(key, _known_keys(loc))}")
+        else:
+            text = err["msg"].removeprefix("Value error, ")
+            got = err.get("input")
+            shown = f" (got {got!r})" if isinstance(got, str | int | float | bool) else ""
+            lines.append(f"{path}: {text}{shown}")
+    if not lines:
+        lines = ["workers: 'auto' or a list of workers is expected"]
+    return ConfigError(f"{where}: " + "; ".join(lines), path=where, problems=lines)
+
+
+def parse(data: Any, where: str = "configuration") -> DaemonConfig:
+    """Validate a mapping; raises `ConfigError` with path, reason and nearest key."""
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where}: a mapping is expected at the top, got {type(data).__name__}")
+    try:
+        return DaemonConfig.model_validate(data)
+    except ValidationError as e:
+        raise _explain(e, where) from None
+
+
+def load(path: str | Path) -> DaemonConfig:
+    """Read a YAML (or JSON) file. Raises `ConfigError`; the file is not modified."""
+    p = Path(path)
+    try:
+        text = p.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{p}: cannot read the configuration: {reason}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{p}: not valid YAML: {' '.join(str(e).split())}") from None
+    return parse(data, str(p))
+
+
+def runtime_dir(config: DaemonConfig) -> Path:
+    """Where this deployment's sockets live (not created here)."""
+    if config.runtime_dir:
+        return Path(config.runtime_dir).expanduser().absolute()
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return Path(base) / "podium" / config.name
+    return Path(tempfile.gettempdir()) / f"podium-{os.getuid()}" / config.name

@@ -1,0 +1,1 @@
+"""The worker process: one device, one engine, the step-level loop."""

@@ -1,0 +1,1 @@
+"""Devices: streams, events and copies behind one small interface."""

@@ -1,0 +1,1 @@
+"""The engine: one path from prepare to postprocess (docs/architecture.md)."""

@@ -1,0 +1,1 @@
+"""Blocks shared by models, over api handles."""

@@ -1,0 +1,1 @@
+"""Pure step-level decisions: which batch steps next."""

@@ -1,0 +1,1 @@
+"""Bundled models; loaded by name, imported by nobody."""

@@ -1,0 +1,1 @@
+"""Wiring, signals, the conductor link and the main thread of a worker."""

@@ -1,0 +1,1 @@
+"""State that a node's compute needs, driven step by step."""
