@@ -179,7 +179,9 @@ def _check_shape(message: Any) -> None:
     """Relations between columns that a reader would otherwise index past."""
     name = type(message).__name__
     if name == "Frames" and sum(message.count) != len(message.tokens):
-        raise BadMessage(f"Frames: counts sum to {sum(message.count)}, {len(message.tokens)} tokens")
+        raise BadMessage(
+            f"Frames: counts sum to {sum(message.count)}, {len(message.tokens)} tokens"
+        )
     if name == "End":
         for field_name in ("counts", "detail"):
             if len(getattr(message, field_name)) not in (0, len(message.stream)):

@@ -1,27 +1,27 @@
 """Errors say whose fault it was: client, capacity, worker lost, or a bug.
 
-    PodiumError                       code              status  fault
-    ├── ClientError
-    │   ├── InvalidRequest            invalid_request     400   client
-    │   ├── PromptTooLong             prompt_too_long     400   client
-    │   └── UnknownModel              unknown_model       404   client
-    ├── CapacityError
-    │   ├── Overloaded                overloaded          429   capacity   (retry_after)
-    │   ├── CannotFit                 cannot_fit          400   capacity   (never would fit)
-    │   ├── Unavailable               unavailable         503   capacity   (starting, draining, dead)
-    │   └── DeadlineExceeded          deadline            504   capacity
-    ├── LostError
-    │   ├── WorkerLost                worker_lost         503   worker_lost (retryable)
-    │   ├── ConductorLost             conductor_lost      503   worker_lost (retryable)
-    │   └── Quarantined               quarantined         500   worker_lost
-    ├── RequestFailed                 failed              500   bug         (one request's step failed)
-    ├── WireError
-    │   ├── BadMessage                bad_message         400   client
-    │   └── VersionMismatch           version             400   client
-    ├── ConfigError                   config              —     operator    (exit status 78)
-    └── Bug
-        ├── IllegalTransition         illegal_transition  500   bug
-        └── InvariantViolation        invariant           500   bug
+PodiumError                       code              status  fault
+├── ClientError
+│   ├── InvalidRequest            invalid_request     400   client
+│   ├── PromptTooLong             prompt_too_long     400   client
+│   └── UnknownModel              unknown_model       404   client
+├── CapacityError
+│   ├── Overloaded                overloaded          429   capacity   (retry_after)
+│   ├── CannotFit                 cannot_fit          400   capacity   (never would fit)
+│   ├── Unavailable               unavailable         503   capacity   (starting, draining, dead)
+│   └── DeadlineExceeded          deadline            504   capacity
+├── LostError
+│   ├── WorkerLost                worker_lost         503   worker_lost (retryable)
+│   ├── ConductorLost             conductor_lost      503   worker_lost (retryable)
+│   └── Quarantined               quarantined         500   worker_lost
+├── RequestFailed                 failed              500   bug         (one request's step failed)
+├── WireError
+│   ├── BadMessage                bad_message         400   client
+│   └── VersionMismatch           version             400   client
+├── ConfigError                   config              —     operator    (exit status 78)
+└── Bug
+    ├── IllegalTransition         illegal_transition  500   bug
+    └── InvariantViolation        invariant           500   bug
 """
 
 from typing import Any, ClassVar
