@@ -124,7 +124,7 @@ class ModelSpec:
     vocab: int
     pages: int = 0
     page_tokens: int = 0
-    max_batch: dict[str, int] = field(default_factory=dict)
+    max_batch: dict[str, int] = field(default_factory=dict[str, int])
     eos: tuple[int, ...] = ()
 
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Literal
 
-from protocol import columns
-
-Column = array  # array('B' | 'H' | 'I' | 'Q')
+Column = array[int]  # typecodes B, H, I, Q
 
 
 def column(typecode: Literal["B", "H", "I", "Q"], default: int = 0, of: str = "") -> Any:
@@ -100,9 +98,9 @@ class Hello(Message):
     life: int
     versions: list[int]
     endpoint: str = ""
-    specs: list[dict[str, Any]] = field(default_factory=list)
-    capacity: dict[str, Any] = field(default_factory=dict)
-    inventory: dict[str, Any] = field(default_factory=dict)
+    specs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    capacity: dict[str, Any] = field(default_factory=dict[str, Any])
+    inventory: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Welcome(Message):
     life: int  # the conductor's
     version: int
     beat_ms: int
-    limits: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ class Beat(Message):
     TAG: ClassVar[int] = 4
     steps: int = 0
     step_age_ms: int = 0
-    load: dict[str, Any] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +146,7 @@ class Bye(Message):
 
 @dataclass(frozen=True, slots=True)
 class Submit(Message):
-    """A new request. `attempt` is 1, or the owner's current attempt when it submits again (rule 20).
+    """A new request. `attempt` is 1, or the owner's current one when it submits again (rule 20).
 
     `inputs`: `{"tokens": u32 bytes}` for token models. `params`: sampling parameters by name
     (`max_tokens`, `temperature`, `top_p`, `top_k`, `seed`, `stop_token_ids`, `ignore_eos`).
@@ -183,7 +181,7 @@ class Closed(Message):
 
 @dataclass(frozen=True, slots=True)
 class History(Message):
-    """Answer to `Rebase`: what the owner holds. `counts` is by channel; `tokens` are channel 0's."""
+    """Answer to `Rebase`: what the owner holds. `counts` by channel, `tokens` of channel 0."""
 
     TAG: ClassVar[int] = 18
     stream: int
@@ -206,8 +204,8 @@ class End(Message):
     stream: Column = column("Q")
     attempt: Column = column("H", 1, of="stream")
     reason: Column = column("B", of="stream")
-    counts: list[list[int]] = field(default_factory=list)
-    detail: list[dict[str, Any]] = field(default_factory=list)
+    counts: list[list[int]] = field(default_factory=list[list[int]])
+    detail: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +261,7 @@ class Row:
     params: dict[str, Any]
     max_steps: int
     flags: int = ROW_MAY_CLOSE
-    outputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +318,7 @@ class Report(Message):
     kind: Column = column("B", of="row")
     value: Column = column("I", of="row")
     acked: Column = column("I", of="row")
-    extras: dict[int, dict[str, Any]] = field(default_factory=dict)
+    extras: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +346,7 @@ class Frames(Message):
     flags: Column = column("B", of="stream")
     reason: Column = column("B", of="stream")
     tokens: Column = column("I")
-    extras: dict[int, dict[str, Any]] = field(default_factory=dict)
+    extras: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
 
 @dataclass(frozen=True, slots=True)
