@@ -5,6 +5,10 @@ owner life, seq]`. Whatever bytes arrive, decoding either returns a well-typed m
 `BadMessage` or `VersionMismatch`; it never allocates more than the frame's own size suggests.
 """
 
+# What msgpack returns is untyped until it is checked: that is this file's work.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportMissingTypeStubs=false
+
 from array import array
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,7 +19,7 @@ import msgpack
 
 from protocol import PROTOCOL_VERSION, columns
 from protocol.errors import BadMessage, VersionMismatch
-from protocol.messages import BY_TAG, Message, Row, Run
+from protocol.messages import BY_TAG, Column, Message, Row, Run
 
 MAX_FRAME = 64 << 20  # bytes; a larger frame is refused unread
 HEADER = 5
@@ -40,39 +44,46 @@ class _Field(NamedTuple):
     wants: str
 
 
-def _checker(hint: Any) -> tuple[Callable[[object], bool], str]:
-    text = str(hint)
-    if hint is int:
-        return lambda v: type(v) is int and 0 <= v < 1 << 64, "an unsigned integer"
-    if hint is bool:
-        return lambda v: type(v) is bool, "a boolean"
-    if hint is str:
-        return lambda v: isinstance(v, str), "a string"
-    if hint == int | None:
-        return lambda v: v is None or (type(v) is int and 0 <= v < 1 << 64), "an integer or nil"
-    if text.startswith("dict[int"):
-        return _is_indexed, "a map from row index to a map"
-    if text.startswith("dict"):
-        return lambda v: isinstance(v, dict) and all(isinstance(k, str) for k in v), "a map"
-    if text.startswith("list[dict"):
-        return lambda v: isinstance(v, list) and all(isinstance(x, dict) for x in v), "maps"
-    if text.startswith("list[list[int"):
-        return lambda v: isinstance(v, list) and all(_is_ints(x) for x in v), "lists of integers"
-    if text.startswith("list[int"):
-        return _is_ints, "a list of integers"
-    if text.startswith("list[str"):
-        return lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v), "strings"
-    return lambda v: isinstance(v, list), "a list"
+def _is_int(v: object) -> bool:
+    return type(v) is int and 0 <= v < 1 << 64
 
 
-def _is_ints(value: object) -> bool:
-    return isinstance(value, list) and all(type(x) is int and 0 <= x < 1 << 64 for x in value)
+def _list_of(each: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda v: isinstance(v, list) and all(map(each, v))
 
 
-def _is_indexed(value: object) -> bool:
-    return isinstance(value, dict) and all(
-        type(k) is int and isinstance(v, dict) for k, v in value.items()
-    )
+def _map_of(
+    key: Callable[[object], bool], value: Callable[[object], bool]
+) -> Callable[[object], bool]:
+    return lambda v: isinstance(v, dict) and all(key(k) and value(x) for k, x in v.items())
+
+
+def _is_str(v: object) -> bool:
+    return isinstance(v, str)
+
+
+def _anything(v: object) -> bool:
+    return True
+
+
+_is_ints = _list_of(_is_int)
+_is_map = _map_of(_is_str, _anything)
+
+# Annotation of a field -> (check, what to say when it fails).
+_CHECKS: dict[Any, tuple[Callable[[object], bool], str]] = {
+    int: (_is_int, "an unsigned integer"),
+    bool: (lambda v: type(v) is bool, "a boolean"),
+    str: (_is_str, "a string"),
+    int | None: (lambda v: v is None or _is_int(v), "an unsigned integer or nil"),
+    dict[str, Any]: (_is_map, "a map"),
+    dict[int, dict[str, Any]]: (_map_of(_is_int, _is_map), "a map from row index to a map"),
+    list[dict[str, Any]]: (_list_of(_is_map), "a list of maps"),
+    list[list[int]]: (_list_of(_is_ints), "a list of lists of unsigned integers"),
+    list[int]: (_is_ints, "a list of unsigned integers"),
+    list[str]: (_list_of(_is_str), "a list of strings"),
+    list[Row | int]: (_list_of(_anything), "a list"),
+    Column: (_anything, "a column"),
+}
 
 
 @cache
@@ -80,7 +91,7 @@ def _layout(cls: type) -> tuple[_Field, ...]:
     hints = get_type_hints(cls)
     layout: list[_Field] = []
     for f in fields(cls):
-        check, wants = _checker(hints[f.name])
+        check, wants = _CHECKS[hints[f.name]]
         meta = f.metadata
         layout.append(
             _Field(
@@ -108,7 +119,9 @@ def encode(message: Message, a: int, b: int, c: int, version: int = PROTOCOL_VER
     body = _pack_fields(message)
     if isinstance(message, Run):
         body[-1] = [r if isinstance(r, int) else _pack_fields(r) for r in message.rows]
-    return msgpack.packb([version, message.TAG, a, b, c, *body], use_bin_type=True)
+    frame = msgpack.packb([version, message.TAG, a, b, c, *body], use_bin_type=True)
+    assert frame is not None  # it is only with a stream to write to
+    return frame
 
 
 def _unpack_fields(cls: type, body: list[Any]) -> Any:

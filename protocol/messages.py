@@ -9,9 +9,13 @@ tokens unless a field says otherwise.
 from array import array
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-Column = array[int]  # typecodes B, H, I, Q
+# array.array is generic for type checkers, at run time only from Python 3.12 on
+if TYPE_CHECKING:
+    Column = array[int]
+else:
+    Column = array
 
 
 def column(typecode: Literal["B", "H", "I", "Q"], default: int = 0, of: str = "") -> Any:

@@ -81,6 +81,7 @@ class StreamSender:
         self._marks: deque[tuple[int, int]] = deque()  # (seq, stream) of ends
         self._settled: list[int] = []
         self._last_sent = 0.0
+        self._probe = 0  # sequence number of the last empty frame
         self._over_since: float | None = None
 
     def emit(self, emits: Sequence[Emit], now: float) -> list[bytes]:
@@ -112,7 +113,12 @@ class StreamSender:
         """Call every 100 ms or so: drains what waits and probes a silent owner."""
         out = self._drain(now)
         if self._kept and not out and now - self._last_sent >= PROBE_AFTER_S:
-            out.append(self._frame((), now))
+            if self._probe == self._seq:  # the last probe is unanswered: the same one again
+                out.append(self._kept[-1][1])
+                self._last_sent = now
+            else:
+                out.append(self._frame((), now))
+                self._probe = self._seq
         return out
 
     def settled(self) -> list[int]:

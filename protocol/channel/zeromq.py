@@ -2,6 +2,7 @@
 
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class ZmqChannel:
         return self._socket
 
     def fileno(self) -> int:
-        return self._socket.getsockopt(zmq.FD)
+        return int(self._socket.getsockopt(zmq.FD))
 
     def send(self, frame: bytes, peer: bytes = b"") -> Sent:
         try:
@@ -65,6 +66,10 @@ class ZmqChannel:
         self._counts["received"] += len(got)
         return got
 
+    @property
+    def closed(self) -> bool:
+        return bool(self._socket.closed)
+
     def close(self) -> None:
         if not self._socket.closed:
             self._socket.close()
@@ -84,6 +89,14 @@ class ZmqNetwork:
 
     def __init__(self) -> None:
         self._context = zmq.Context()
+        self._channels: list[ZmqChannel] = []
+        self._lock = threading.Lock()  # each channel has one thread; the network has them all
+
+    def _made(self, channel: ZmqChannel) -> ZmqChannel:
+        with self._lock:
+            self._channels = [c for c in self._channels if not c.closed]
+            self._channels.append(channel)
+        return channel
 
     def _prepare(self, kind: int) -> "zmq.Socket[bytes]":
         s = self._context.socket(kind)
@@ -111,16 +124,19 @@ class ZmqNetwork:
             os.umask(before)
         if path is not None and stat.S_IMODE(path.stat().st_mode) & 0o077:
             path.chmod(0o600)
-        return ZmqChannel(s, routed=True, path=path)
+        return self._made(ZmqChannel(s, routed=True, path=path))
 
     def connect(self, address: str) -> Channel:
         s = self._prepare(zmq.DEALER)
         s.setsockopt(zmq.RECONNECT_IVL, 50)
         s.connect(address)
-        return ZmqChannel(s, routed=False)
+        return self._made(ZmqChannel(s, routed=False))
 
     def close(self) -> None:
-        self._context.destroy(linger=LINGER_MS)
+        """Closes every channel made here; call it when their threads have stopped."""
+        for channel in self._channels:
+            channel.close()
+        self._context.term()
 
 
 def _somebody_listens(path: Path) -> bool:
