@@ -111,6 +111,6 @@ class SamplerHandle(Protocol):
         """
         ...
 
-    def accept(self, tokens: torch.Tensor) -> None:
-        """Take tokens [S] int64 that the model chose itself as the step's samples."""
+    def accept(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Take tokens [S] int64 that the model chose itself as the step's samples; returns them."""
         ...

@@ -22,7 +22,10 @@ class RequestInfo:
     """What the engine knows of one request, host side. An author reads it and never writes.
 
     `tokens`: input tokens of this stage, known to the host (a prefill chunk); empty where the
-    input feeds back on the device (decode). `position`: tokens already in the request's state.
+    input feeds back on the device (decode). `position`: tokens already in the request's state,
+    as the scheduler counts them; resources count for themselves and refuse host tokens that do
+    not continue what they hold. One object describes one step and is not changed after it was
+    handed over: several steps of a request are in flight at once.
     `output_position`: index of the next output in its channel; keys random draws (with `seed`).
     `samples`: this step's last position yields an output (False for all but the last chunk).
     """
@@ -34,7 +37,7 @@ class RequestInfo:
     position: int = 0
     output_position: int = 0
     samples: bool = True
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)
@@ -42,7 +45,7 @@ class NodeInputs:
     """One request's prepared inputs for one step: named tensors, and its new tokens' count."""
 
     span: int
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class StepContext:
     infos: list[RequestInfo]
     spans: list[int]
     captured: bool = False
+    #: The same rows as in the step before of this node and walk, all fed back on the device.
+    steady: bool = False
 
     def segments(self, label: str) -> list[Segment]:
         return [Segment(r, label, s) for r, s in zip(self.request_ids, self.spans, strict=True)]
@@ -65,14 +70,14 @@ class ResourceStep:
     """What one resource is asked for in one step: segments, and options by name."""
 
     segments: list[Segment]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True)
 class SubmoduleStep:
     """A submodule's declaration (E15): resource key → what this step needs of it."""
 
-    resources: dict[str, ResourceStep] = field(default_factory=dict)
+    resources: dict[str, ResourceStep] = field(default_factory=dict[str, ResourceStep])
 
 
 @dataclass(slots=True)
@@ -91,4 +96,4 @@ class ModelInputsFromEngine:
     step: SubmoduleStep | None
     device: torch.device
     captured: bool = False
-    piecewise: Mapping[str, Any] = field(default_factory=dict)
+    piecewise: Mapping[str, Any] = field(default_factory=dict[str, Any])

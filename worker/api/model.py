@@ -22,7 +22,7 @@ class NodeResourceSpec:
     kind: str
     nodes: tuple[str, ...]
     depends_on: tuple[str, ...] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Next:
     """What follows a walk: another walk with its inputs, or, with no walk, done."""
 
     walk: str | None = None
-    inputs: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 DONE = Next()
@@ -58,8 +58,8 @@ class LoadedModel:
     """A model ready to be served by an engine.
 
     `next_walk(walk, facts)` must be pure; facts are `{"stop": [names], "reason": str, "count":
-    int, "last": int}`. `page_bytes`: bytes of one KV page over all layers; 0: fixed pool of
-    `default_pages`. `eos`: ids that end a stream unless it asked to ignore them.
+    int, "last": int}`. `context`: most tokens, prompt and output together. `eos`: ids that end a
+    stream unless it asked to ignore them.
     """
 
     graph: GraphSpec

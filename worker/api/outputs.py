@@ -24,9 +24,8 @@ class StepOutputs:
         self._rows = dict(rows or {})
         for name, c in self.columns.items():
             if c.shape[0] != len(self.request_ids):
-                raise ValueError(
-                    f"output column {name!r}: {c.shape[0]} rows for {len(self.request_ids)} requests"
-                )
+                n = len(self.request_ids)
+                raise ValueError(f"output column {name!r}: {c.shape[0]} rows for {n} requests")
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._index or request_id in self._rows
@@ -59,6 +58,29 @@ class StepOutputs:
         """Forget one request's outputs; columns keep their shape."""
         self._index.pop(request_id, None)
         self._rows.pop(request_id, None)
+
+    @classmethod
+    def concat(cls, parts: "Sequence[StepOutputs]") -> "StepOutputs":
+        """The outputs of a step that ran in parts (E14), in order.
+
+        Columns that every part has, of one row shape and dtype, stay columns; the rest become
+        per-request rows.
+        """
+        parts = [p for p in parts if len(p)]
+        if len(parts) == 1:
+            return parts[0]
+        kinds = {
+            tuple(sorted((n, c.dtype, c.shape[1:]) for n, c in p.columns.items())) for p in parts
+        }
+        whole = all(not p._rows and len(p._index) == len(p.request_ids) for p in parts)
+        if parts and whole and len(kinds) == 1:
+            ids = [r for p in parts for r in p.request_ids]
+            names = list(parts[0].columns)
+            return cls(ids, {n: torch.cat([p.columns[n] for p in parts]) for n in names})
+        merged = cls()
+        for p in parts:
+            merged.merge(p)
+        return merged
 
     def merge(self, other: "StepOutputs") -> None:
         """Take over another step part's outputs as per-request rows (E14)."""

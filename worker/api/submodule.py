@@ -25,10 +25,14 @@ from worker.api.states import PerRequestState
 class NodeSubmodule(nn.Module):
     """One node of a model's graph. Override what the node needs; every default is usable."""
 
-    #: None: no autocast. Else the dtype of this node's autocast, in eager and in replay alike (E10).
+    #: None: no autocast. Else this node's autocast dtype, in eager and in replay alike (E10).
     autocast_dtype: torch.dtype | None = None
     #: `prepare_inputs` reads no value and may run ahead of its producer.
     prepares_without_values: bool = False
+    #: Walks whose inputs feed back on the device, so that `prepare_inputs`, `can_batch` and
+    #: `declare_step` depend on nothing but which rows there are: the engine asks once and keeps
+    #: the answers while the rows stay the same (E22).
+    steady_walks: frozenset[str] = frozenset()
 
     def bind_node_resources(self, resources: Mapping[str, Any]) -> None:
         """Take the node's resources by key, once. A key the node lacks raises KeyError (E5)."""

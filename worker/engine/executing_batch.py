@@ -39,8 +39,9 @@ class ExecutingBatch:
     """`step` counts this worker's steps from 1. `batch` is the wire's batch id.
 
     `skipped_rids` had nothing to do this step; `failed_requests` failed alone; `admit_error` and
-    `failed_resource` tell a refused admission (outputs are then empty); `error` fails the whole
-    step. `commit_done` and `outputs_ready` are set on every exit (E23).
+    `failed_resource` tell a refused admission (outputs are then empty, and the rows stay in
+    `request_ids`, to be tried again); `error` fails the whole step. Skipped and failed requests
+    have left `request_ids`. `commit_done` and `outputs_ready` are set on every exit (E23).
     """
 
     step: int
@@ -55,11 +56,11 @@ class ExecutingBatch:
     cg_key_info: Any = None
     step_context: StepContext | None = None
     declared: SubmoduleStep | None = None
-    inputs: dict[int, NodeInputs] = field(default_factory=dict)
-    plans: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[int, NodeInputs] = field(default_factory=dict[int, NodeInputs])
+    plans: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    skipped_rids: list[int] = field(default_factory=list)
-    failed_requests: dict[int, FailedRequest] = field(default_factory=dict)
+    skipped_rids: list[int] = field(default_factory=list[int])
+    failed_requests: dict[int, FailedRequest] = field(default_factory=dict[int, FailedRequest])
     admit_error: Any = None  # AdmitOutcome of the refusal
     failed_resource: str | None = None
     outputs: StepOutputs = field(default_factory=StepOutputs)
@@ -70,7 +71,7 @@ class ExecutingBatch:
     outputs_ready: threading.Event = field(default_factory=threading.Event)
     completion_event: Any = None  # DeviceEvent recorded after the step's device work
     exec_timings: ExecTimings = field(default_factory=ExecTimings)
-    finalized: dict[int, dict[str, Any]] = field(default_factory=dict)
+    finalized: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
 
     def drop(self, request_id: int) -> None:
         """Take a request out of the step, keeping every per-request structure consistent (E11)."""

@@ -7,12 +7,13 @@ docstring says otherwise; the resources' host state has one lock, held by the st
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from protocol.errors import PodiumError
 from worker.api.inputs import ResourceStep, StepContext
 
 
@@ -24,13 +25,17 @@ class AdmitFailedReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmitOutcome:
-    """`ok`: reserved. `ready`: usable now. `detail`: the numbers behind a refusal."""
+    """`ok`: reserved. `ready`: usable now. `detail`: the numbers behind a refusal.
+
+    `error`: what a TERMINAL refusal fails the request with; None: `CannotFit` with the detail.
+    """
 
     ok: bool
     ready: bool = True
     reason: AdmitFailedReason | None = None
     detail: str = ""
     request_id: int | None = None  # whom a TERMINAL refusal fails; None: every row
+    error: PodiumError | None = None
 
 
 ADMITTED = AdmitOutcome(True)
@@ -51,18 +56,36 @@ class ResourceReqConfig:
 
 @dataclass(frozen=True, slots=True)
 class ResourceContext:
-    """What every resource is built with (E2)."""
+    """What every resource is built with (E2).
+
+    `options` are the spec's, with `pages` (what a pool holds for requests) and `context` (most
+    tokens of one request) filled in by the engine where the spec leaves them out.
+    """
 
     key: str
     device: torch.device
     dtype: torch.dtype  # KV dtype; default: the compute dtype
     depends_on: Mapping[str, "Resource"]
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Resource:
+    """`options_known`: names that `options` may hold; the engine refuses others at load.
+
+    `pooled`: this kind holds pages; the engine then passes `pages` and asks `page_bytes`.
+    """
+
+    options_known: ClassVar[frozenset[str]] = frozenset()
+    pooled: ClassVar[bool] = False
+
     def __init__(self, context: ResourceContext) -> None:
         self.context = context
         self.key = context.key
+
+    @classmethod
+    def page_bytes(cls, options: Mapping[str, Any], dtype: torch.dtype) -> int:
+        """Bytes of one page over all layers; 0 where the kind holds no pages."""
+        return 0
 
     # ---- a request's life
 

@@ -1,0 +1,56 @@
+"""The cpu device: everything runs inline on the calling thread; events are complete at once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import torch
+
+from worker.device.base import DeviceEvent
+
+
+class CpuEvent:
+    """Recorded work is done when `record` is called, so there is nothing to wait for."""
+
+    def record(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+class CpuDevice:
+    def __init__(self) -> None:
+        self.name = "cpu"
+        self.torch_device = torch.device("cpu")
+
+    def new_event(self) -> CpuEvent:
+        return CpuEvent()
+
+    @contextmanager
+    def compute(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    @contextmanager
+    def readback(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    def to_host(self, tensor: torch.Tensor, after: DeviceEvent | None) -> torch.Tensor:
+        if after is not None:
+            after.synchronize()
+        return tensor.detach().clone()
+
+    def memory(self) -> tuple[int, int]:
+        found = psutil.virtual_memory()
+        return found.available, found.total
+
+    def fatal(self, error: BaseException) -> bool:
+        return False
+
+    def close(self) -> None:
+        return None
