@@ -313,8 +313,9 @@ class Exit(Message):
 class Report(Message):
     """What happened to rows. `value`: for moved, the new stage index; for ends and progress, the
     output position reached on channel 0 (absolute, base included). `acked`: positions the owner
-    acknowledged. `extras`: by index into the columns: `{"error": wire error, "reason": Reason,
-    "facts": …, "next": …}`.
+    acknowledged. `extras`: by index into the columns: for failed and refused `{"error": wire
+    error}`; for finished `{"reason": Reason, "closed": bool}`, `closed` telling that its last frame
+    bore FLAG_CLOSES; later also `facts` and `next`.
     """
 
     TAG: ClassVar[int] = 64
