@@ -1,1 +1,1 @@
-"""Pure step-level decisions: which batch steps next."""
+"""The micro-scheduler: pure. Events in, decisions out; knows no thread, clock, socket or torch."""

@@ -1,0 +1,111 @@
+"""A step came back: rows move on, end, or are put back to where they stood before it."""
+
+from typing import Any
+
+from protocol.errors import InvariantViolation
+from protocol.messages import Kind
+from worker.micro_scheduler.decisions import Unblock
+from worker.micro_scheduler.events import Refusal, RowEnd, StepDone
+from worker.micro_scheduler.records import Place, RowRecord, StepRecord
+from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
+from worker.micro_scheduler.state import State
+
+
+def step_done(s: State, e: StepDone) -> None:
+    record = s.flights.pop(e.step, None)
+    if record is None:
+        raise InvariantViolation(f"step {e.step} came back, in flight are {sorted(s.flights)}")
+    if e.refusal is not None:
+        s.counts["refused_steps"] += 1
+    for row, before in zip(record.rows, record.before, strict=True):
+        row.in_flight -= 1
+        if row.ended:
+            if row.in_flight == 0:
+                s.retire(row)
+        elif row.row in e.failed:
+            s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.failed[row.row]})
+        elif row.row in e.ends:
+            _finish(s, row, e.ends[row.row])
+        elif e.refusal is not None or row.row in e.returned:
+            _put_back(s, row, before)
+        elif e.error is not None:
+            s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.error})
+        else:
+            _ran(s, row, record, before)
+    if e.refusal is not None:
+        _refused(s, record, e.refusal)
+    _settle(s, record)
+
+
+def _finish(s: State, row: RowRecord, end: RowEnd) -> None:
+    row.emitted = end.count - row.start
+    extra: dict[str, Any] = {"reason": int(end.reason), "facts": end.facts, "next": end.next}
+    s.end(row, RowEvent.FINISH, Kind.FINISHED, extra)
+
+
+def _ran(s: State, row: RowRecord, record: StepRecord, before: Place) -> None:
+    one_shot = not record.batch.standing
+    _, tokens = row.path[before.stage]
+    if not one_shot or before.consumed + tokens == sum(n for _, n in row.path):
+        row.emitted += 1
+    if not row.started:
+        row.started = True
+        s.say(row, Kind.STARTED)
+    row.tried_alone = False
+    if row.no_space:
+        row.no_space = False
+        s.release(row)
+    if one_shot:
+        row.done_stage = before.stage + 1
+        s.unlist(row, record.batch.batch)
+        if row.done_stage == len(row.path):
+            raise InvariantViolation(
+                f"row {row.row:#x} came back from its last stage without an end"
+            )
+        s.say(row, Kind.MOVED, row.done_stage)
+    if row in s.trials and not row.on_trial:
+        s.trials.discard(row)
+        s.say(row, Kind.PROGRESS)
+
+
+def _put_back(s: State, row: RowRecord, before: Place) -> None:
+    """Back to before the step. Steps of the row after it, in flight too, come back as well."""
+    s.counts["returned_rows"] += 1
+    row.returning = True
+    if before < row.place:
+        leaving = row.life.state is RowState.LEAVING
+        if not leaving and before.stage != row.stage:
+            s.leave_stage(row)
+        row.stage, row.consumed, row.produced = before
+    row.life.on(RowEvent.RETURN, s.step)
+
+
+def _refused(s: State, record: StepRecord, refusal: Refusal) -> None:
+    """A terminal refusal ends whom it names. Else the youngest row is held and the rest go on."""
+    live = [r for r in record.rows if not r.ended and r.life.state is not RowState.LEAVING]
+    if refusal.terminal:
+        for row in live:
+            if refusal.row is None or refusal.row == row.row:
+                s.end(row, RowEvent.REFUSE, Kind.REFUSED, {"error": refusal.error})
+        return
+    s.may_retry = record.step <= s.freed_after  # what was freed before this step did not help
+    if live:
+        victim = max(live, key=lambda r: r.age)
+        victim.no_space = True
+        victim.refusal = dict(refusal.error)
+        s.hold(victim)
+
+
+def _settle(s: State, record: StepRecord) -> None:
+    """Rows with nothing in flight any more: leave if they were asked to, or may be tried again."""
+    again: list[int] = []
+    for row in record.rows:
+        if row.in_flight or row.ended:
+            continue
+        if row.life.state is RowState.LEAVING:
+            s.end(row, RowEvent.LEFT, Kind.LEFT)
+        elif row.returning:
+            row.returning = False
+            again.append(row.row)
+    if again:
+        s.decisions.append(Unblock(tuple(again)))

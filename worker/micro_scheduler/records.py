@@ -1,0 +1,128 @@
+"""What the micro-scheduler remembers of a row, a batch and a step in flight: data, no decisions.
+
+"Planned" figures count every submitted step; "done" figures count those that came back.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from worker.micro_scheduler import batch_lifecycle, row_lifecycle
+from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
+from worker.micro_scheduler.lifecycle import Lifecycle
+from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
+
+TRIAL_TOKENS = 4  # past its history, a row on trial is an ordinary row (rule 16)
+
+
+class Place(NamedTuple):
+    """Where a row stands: stage of its path, tokens in its state, outputs so far."""
+
+    stage: int
+    consumed: int
+    produced: int
+
+
+@dataclass(slots=True, eq=False)
+class RowRecord:
+    """`start` is the output position of its first own token; `max_steps` bounds those tokens."""
+
+    row: int
+    age: int  # order of arrival
+    owner: int
+    path: tuple[tuple[int, int], ...]
+    start: int
+    max_steps: int
+    trial: bool = False
+    # planned
+    stage: int = 0
+    consumed: int = 0
+    produced: int = 0
+    in_flight: int = 0
+    # done
+    done_stage: int = 0
+    emitted: int = 0
+    told: int = 0  # emitted when last reported
+    started: bool = False
+    # why it is not stepping
+    no_space: bool = False
+    stalled: bool = False
+    returning: bool = False  # a step came back without it; later ones are still in flight
+    closing: bool = False  # rule 11
+    tried_alone: bool = False  # refused while no other row could have been in its way
+    refusal: dict[str, object] | None = None
+    nodes: set[str] = field(default_factory=set[str])
+    life: Lifecycle[RowState, RowEvent] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.life = Lifecycle(f"row {self.row:#x}", RowState.WAITING, row_lifecycle.TABLE)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.stage, self.consumed, self.produced)
+
+    @property
+    def position(self) -> int:
+        """Output position reached, of steps that came back."""
+        return self.start + self.emitted
+
+    @property
+    def ended(self) -> bool:
+        return self.life.state is RowState.ENDED
+
+    @property
+    def on_trial(self) -> bool:
+        return self.trial and self.emitted < TRIAL_TOKENS and not self.ended
+
+    @property
+    def may_step(self) -> bool:
+        """Nothing about the row itself keeps it from its next step."""
+        return (
+            self.life.state in (RowState.WAITING, RowState.RUNNING)
+            and not self.returning
+            and not self.closing
+            and self.produced < self.max_steps
+        )
+
+    @property
+    def may_retry(self) -> bool:
+        """Held for space only, and nothing of it is in flight."""
+        return (
+            self.life.state is RowState.HELD
+            and self.no_space
+            and not self.stalled
+            and not self.returning
+            and self.in_flight == 0
+        )
+
+
+@dataclass(slots=True, eq=False)
+class BatchRecord:
+    """`rows`: of a one-shot batch, those that have neither done this stage nor ended; of a standing
+    batch, those whose planned stage it is. `limit`: last step number that may be planned."""
+
+    batch: int
+    node: str
+    walk: str
+    priority: int
+    standing: bool
+    age: int
+    limit: int | None = None
+    steps: int = 0  # planned
+    last_step: int = 0  # the worker's number of its last step
+    rows: dict[int, RowRecord] = field(default_factory=dict[int, RowRecord])
+    life: Lifecycle[BatchState, BatchEvent] = field(init=False)
+
+    def __post_init__(self) -> None:
+        state = BatchState.OPEN if self.standing else BatchState.PLANNED
+        self.life = Lifecycle(f"batch {self.batch}", state, batch_lifecycle.TABLE)
+
+
+@dataclass(slots=True, eq=False)
+class StepRecord:
+    """A submitted step; `before[i]` is where row i stood before it."""
+
+    step: int
+    batch: BatchRecord
+    trial: bool
+    rows: list[RowRecord] = field(default_factory=list[RowRecord])
+    before: list[Place] = field(default_factory=list[Place])

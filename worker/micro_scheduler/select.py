@@ -1,0 +1,171 @@
+"""Which batch steps next, with which rows (rule 5, trials, held rows)."""
+
+from protocol.errors import CannotFit
+from protocol.messages import Kind
+from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
+from worker.micro_scheduler.decisions import Ingest, PlannedStep
+from worker.micro_scheduler.membership import park_or_unpark
+from worker.micro_scheduler.records import BatchRecord, RowRecord, StepRecord
+from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
+from worker.micro_scheduler.state import State
+
+Choice = tuple[BatchRecord, list[RowRecord]]
+
+
+def plan(s: State) -> None:
+    """Submit steps while there is something to step and room in flight."""
+    while len(s.flights) < s.depth:
+        choice = _choose(s)
+        if choice is None:
+            if s.flights or not _unstick(s):
+                return
+            continue
+        _submit(s, *choice)
+
+
+def _choose(s: State) -> Choice | None:
+    trial = _trial_rules(s)
+    if trial and any(not f.trial for f in s.flights.values()):
+        return None  # the others' last steps drain first
+    if s.may_retry:
+        retry = _retry(s, trial)
+        if retry is not None:
+            return retry
+        s.may_retry = any(r.no_space for r in s.rows.values())
+    for batch in sorted(s.batches.values(), key=lambda b: _order(s, b)):
+        rows = _ready(batch, trial)
+        if rows:
+            return batch, rows
+    return None
+
+
+def _order(s: State, b: BatchRecord) -> tuple[int, bool, int]:
+    """Priority; at equal priority the kind that did not step last; then first come, or, among
+    standing batches, longest waited."""
+    same_kind = s.last_kind.get(b.priority) is b.standing
+    return -b.priority, same_kind, b.last_step if b.standing else b.age
+
+
+def _ready(batch: BatchRecord, trial: bool) -> list[RowRecord]:
+    if batch.life.state is BatchState.PARKED:
+        return []
+    number = batch.batch
+    return [
+        r
+        for r in batch.rows.values()
+        if r.may_step and r.path[r.stage][0] == number and (not trial or r.on_trial)
+    ]  # fmt: skip
+
+
+def _trial_rules(s: State) -> bool:
+    """True while rows on trial step: nothing else steps beside them (rule 16)."""
+    if any(f.trial for f in s.flights.values()):
+        return True
+    return any(
+        (r.may_step or (s.may_retry and r.may_retry)) and _stepping_batch(s, r) is not None
+        for r in s.trials
+    )
+
+
+def _stepping_batch(s: State, row: RowRecord) -> BatchRecord | None:
+    """The batch that the row could step in now."""
+    if row.stage >= len(row.path):
+        return None
+    batch = s.batches.get(row.path[row.stage][0])
+    if batch is None or row.row not in batch.rows or batch.life.state is BatchState.PARKED:
+        return None
+    return batch
+
+
+def _held(s: State) -> list[RowRecord]:
+    """Rows held for space that could be tried, oldest first."""
+    held = [r for r in s.rows.values() if r.may_retry and _stepping_batch(s, r) is not None]
+    return sorted(held, key=lambda r: r.age)
+
+
+def _retry(s: State, trial: bool) -> Choice | None:
+    """The oldest held row, in a step of its own, so that a refusal sets back nobody else.
+
+    One at a time: whether it got its pages decides about the next.
+    """
+    if any(r.no_space for f in s.flights.values() for r in f.rows):
+        return None
+    for row in _held(s):
+        batch = _stepping_batch(s, row)
+        if batch is not None and (not trial or row.on_trial):
+            return batch, [row]
+    return None
+
+
+def _unstick(s: State) -> bool:
+    """Nothing steps and nothing is in flight. If rows wait for pages, make the oldest progress.
+
+    The youngest other row that has pages is preempted; if none has, the oldest is tried once more,
+    and refused if even then it does not fit. False: there is nothing to do.
+    """
+    held = _held(s)
+    if not held:
+        return False
+    oldest = held[0]
+    others = [r for r in s.rows.values() if r is not oldest and r.consumed > 0]
+    if any(not r.may_retry for r in others):
+        return False  # a row that waits for something else has pages: its end brings a retry
+    if others:
+        youngest = max(others, key=lambda r: r.age)
+        s.counts["preempted"] += 1
+        s.end(youngest, RowEvent.PREEMPT, Kind.PREEMPTED)
+    elif oldest.tried_alone:
+        error = oldest.refusal or CannotFit("no room for this request").to_wire()
+        s.end(oldest, RowEvent.REFUSE, Kind.REFUSED, {"error": error})
+    else:
+        oldest.tried_alone = True
+        s.may_retry = True
+    return True
+
+
+def _submit(s: State, batch: BatchRecord, rows: list[RowRecord]) -> None:
+    s.step += 1
+    record = StepRecord(s.step, batch, all(r.on_trial for r in rows), list(rows))
+    planned = PlannedStep(s.step, batch.batch, batch.node, batch.walk, [r.row for r in rows])
+    batch.life.on(BatchEvent.STEP, s.step)
+    batch.steps += 1
+    batch.last_step = s.step
+    s.last_kind[batch.priority] = batch.standing
+    advance = _advance_standing if batch.standing else _advance_one_shot
+    for row in rows:
+        record.before.append(row.place)
+        if batch.node not in row.nodes:
+            row.nodes.add(batch.node)
+            s.decisions.append(Ingest(row.row, batch.node))
+        planned.positions.append(row.consumed)
+        planned.outputs.append(row.start + row.produced)
+        if row.life.state is not RowState.RUNNING:
+            row.life.on(RowEvent.STEP, s.step)
+        row.in_flight += 1
+        advance(s, row, planned)
+    if batch.standing:
+        park_or_unpark(s, batch)
+    s.flights[s.step] = record
+    s.decisions.append(planned)
+
+
+def _advance_standing(s: State, row: RowRecord, planned: PlannedStep) -> None:
+    row.consumed += 1
+    row.produced += 1
+    planned.spans.append((0, 0))
+    planned.samples.append(True)
+
+
+def _advance_one_shot(s: State, row: RowRecord, planned: PlannedStep) -> None:
+    """Only the last one-shot stage yields an output. The next stage is entered at once: its input
+    feeds back on the device, so nobody waits for this step's result."""
+    tokens = row.path[row.stage][1]
+    planned.spans.append((row.consumed, row.consumed + tokens))
+    row.consumed += tokens
+    row.stage += 1
+    samples = row.stage == len(row.path) or row.path[row.stage][1] == 0
+    planned.samples.append(samples)
+    row.produced += samples
+    if row.stage < len(row.path):
+        row.life.on(RowEvent.MOVE, s.step)
+        s.enter_stage(row)
