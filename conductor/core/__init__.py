@@ -1,1 +1,1 @@
-"""The pure conductor: `machine.handle(event, now) -> [command]`. Knows no socket, thread or clock."""
+"""The pure conductor: `machine.handle(event, now) -> [command]`. It knows no socket, no clock."""

@@ -55,7 +55,7 @@ class Fatal:
     """Supervision gave up: open requests end, naming the cause."""
 
     why: str
-    detail: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 Event = Received | LinkDown | WorkerExited | Tick | Drain | Fatal
