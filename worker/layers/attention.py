@@ -2,17 +2,16 @@
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from worker.api.handles import AttentionHandle
+from worker.layers.linear import Linear
 from worker.layers.rotary import rotate
 
 
 class GroupedQueryAttention(nn.Module):
     """One layer's attention: `heads` query heads share `kv_heads` keys and values of `head_dim`.
 
-    Weights: `qkv` [(Hq + 2 Hkv) D, E], rows of q, k and v below each other, so that one product
-    computes all three; `out` [E, Hq D].
+    `qkv` computes q, k and v in one product: its rows are theirs, below each other.
     """
 
     def __init__(
@@ -29,21 +28,15 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         self.layer, self.heads, self.kv_heads, self.head_dim = layer, heads, kv_heads, head_dim
         rows = (heads + 2 * kv_heads) * head_dim
-        self.qkv = nn.Parameter(torch.empty(rows, hidden, device=device, dtype=dtype), False)
-        self.out = nn.Parameter(
-            torch.empty(hidden, heads * head_dim, device=device, dtype=dtype), False
-        )
+        self.qkv = Linear(hidden, rows, device=device, dtype=dtype)
+        self.out = Linear(heads * head_dim, hidden, device=device, dtype=dtype)
 
     def forward(
-        self,
-        x: torch.Tensor,
-        turns: torch.Tensor,
-        residual: torch.Tensor,
-        attention: AttentionHandle,
+        self, x: torch.Tensor, turns: torch.Tensor, attention: AttentionHandle
     ) -> torch.Tensor:
-        """x, residual [T, E]; turns [T, 1, D / 2] → residual + attention(x), [T, E]."""
-        heads = functional.linear(x, self.qkv).unflatten(-1, (-1, self.head_dim))
-        turned = rotate(heads[:, : self.heads + self.kv_heads], turns)
-        q, k = turned[:, : self.heads], turned[:, self.heads :]
-        o = attention.run(self.layer, q, k, heads[:, self.heads + self.kv_heads :])
-        return torch.addmm(residual, o.flatten(1), self.out.t())
+        """x [T, E], turns [T, 1, D / 2] → [T, E]."""
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))
+        turning = self.heads + self.kv_heads
+        turned = rotate(heads[:, :turning], turns)
+        q, k, v = turned[:, : self.heads], turned[:, self.heads :], heads[:, turning:]
+        return self.out(attention.run(self.layer, q, k, v).flatten(1))

@@ -4,27 +4,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from worker.layers.linear import Linear
+
 
 class GatedMLP(nn.Module):
-    """silu(x · gateᵀ) * (x · upᵀ) · downᵀ.
-
-    Weights: `gate_up` [2 I, E], gate above up, so that one product computes both; `down` [E, I].
-    """
+    """down(silu(gate(x)) * up(x)); `gate_up` computes both in one product, gate's rows first."""
 
     def __init__(
         self, hidden: int, intermediate: int, *, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.intermediate = intermediate
-        self.gate_up = nn.Parameter(
-            torch.empty(2 * intermediate, hidden, device=device, dtype=dtype), False
-        )
-        self.down = nn.Parameter(
-            torch.empty(hidden, intermediate, device=device, dtype=dtype), False
-        )
+        self.gate_up = Linear(hidden, 2 * intermediate, device=device, dtype=dtype)
+        self.down = Linear(intermediate, hidden, device=device, dtype=dtype)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """x, residual [T, E] → residual + mlp(x), [T, E]."""
-        both = functional.linear(x, self.gate_up)
-        gated = functional.silu(both[:, : self.intermediate]) * both[:, self.intermediate :]
-        return torch.addmm(residual, gated, self.down.t())
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, E] → [T, E]."""
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return self.down(functional.silu(gate).mul_(up))

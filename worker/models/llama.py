@@ -12,6 +12,7 @@ from torch.nn import functional
 from worker.api.handles import AttentionHandle
 from worker.layers.attention import GroupedQueryAttention
 from worker.layers.gated_mlp import GatedMLP
+from worker.layers.linear import Linear, product_for
 from worker.layers.rms_norm import RMSNorm
 from worker.layers.rotary import RotaryTable
 from worker.models.weights.checkpoint import Checkpoint, LlamaConfig
@@ -32,8 +33,8 @@ class LlamaLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, turns: torch.Tensor, attention: AttentionHandle
     ) -> torch.Tensor:
-        x = self.attention(self.attention_norm(x), turns, x, attention)
-        return self.mlp(self.mlp_norm(x), x)
+        x = x + self.attention(self.attention_norm(x), turns, attention)
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Llama(nn.Module):
@@ -59,6 +60,7 @@ class Llama(nn.Module):
             if c.tied
             else nn.Parameter(torch.empty(c.vocab, c.hidden, device=device, dtype=dtype), False)
         )
+        self._project = product_for(self.head)
 
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, attention: AttentionHandle
@@ -72,7 +74,7 @@ class Llama(nn.Module):
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """x [S, E], the hidden states of some positions → [S, V] float32."""
-        return functional.linear(self.norm(x), self.head).float()
+        return self._project(self.norm(x), self.head).float()
 
     def destinations(self) -> Iterator[tuple[str, torch.Tensor]]:
         """A checkpoint's tensor name and the (slice of a) parameter that it fills, one by one."""
@@ -81,17 +83,17 @@ class Llama(nn.Module):
             assert isinstance(layer, LlamaLayer)
             at, mlp, p = layer.attention, layer.mlp, f"model.layers.{i}."
             sizes = [n * at.head_dim for n in (at.heads, at.kv_heads, at.kv_heads)]
-            q, k, v = at.qkv.split(sizes)
-            gate, up = mlp.gate_up.chunk(2)
+            q, k, v = at.qkv.weight.split(sizes)
+            gate, up = mlp.gate_up.weight.chunk(2)
             yield p + "input_layernorm.weight", layer.attention_norm.weight
             yield p + "self_attn.q_proj.weight", q
             yield p + "self_attn.k_proj.weight", k
             yield p + "self_attn.v_proj.weight", v
-            yield p + "self_attn.o_proj.weight", at.out
+            yield p + "self_attn.o_proj.weight", at.out.weight
             yield p + "post_attention_layernorm.weight", layer.mlp_norm.weight
             yield p + "mlp.gate_proj.weight", gate
             yield p + "mlp.up_proj.weight", up
-            yield p + "mlp.down_proj.weight", mlp.down
+            yield p + "mlp.down_proj.weight", mlp.down.weight
         yield "model.norm.weight", self.norm.weight
         if not self.config.tied:
             yield "lm_head.weight", self.head
@@ -100,10 +102,16 @@ class Llama(nn.Module):
 def load_weights(
     network: Llama, checkpoint: Checkpoint, progress: Callable[[int, int, str], None]
 ) -> None:
-    """Fill the network, one tensor at a time; `progress` counts tensors. See `read_into`."""
+    """Fill the network, one tensor at a time, and make it ready to run; `progress` counts tensors.
+
+    Raises `ConfigError` as `Checkpoint.read_into` does.
+    """
     total = len(checkpoint.config.tensors())
     progress(0, total, "tensors")
     with torch.no_grad():
         for done, (name, out) in enumerate(network.destinations(), 1):
             checkpoint.read_into(name, out)
             progress(done, total, "tensors")
+        for module in network.modules():
+            if isinstance(module, Linear):
+                module.pack()
