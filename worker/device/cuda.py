@@ -35,17 +35,12 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
         self._compute = torch.cuda.Stream(self.torch_device)
         self._readback = torch.cuda.Stream(self.torch_device)
-        # Weights are loaded on the default stream, before any step.
-        self._loaded = False
 
     def new_event(self) -> CudaEvent:
         return CudaEvent()
 
     @contextmanager
     def compute(self) -> Iterator[None]:
-        if not self._loaded:
-            self._compute.wait_stream(torch.cuda.default_stream(self.torch_device))
-            self._loaded = True
         with torch.cuda.stream(self._compute), torch.no_grad():
             yield
 

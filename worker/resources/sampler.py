@@ -128,6 +128,8 @@ class Sampler(Resource):
 
     def commit(self, step: ResourceStep, ctx: StepContext) -> None:
         plan = self._planned()
+        if self._chosen is None and plan.request_ids:
+            raise Bug(f"sampler: {len(plan.request_ids)} rows sample, the forward chose no token")
         if self._chosen is not None:
             self.last_token.index_copy_(0, plan.sampling_slots, self._chosen)
         self._plan = self._chosen = None
@@ -227,7 +229,7 @@ def draw(logits_SV: torch.Tensor, draws: Draws) -> torch.Tensor:
     scores = logits_SV.to(torch.float32) / torch.where(greedy, 1.0, temperature)
     if draws.filtered is not None:
         rows = draws.filtered
-        kept = filter_scores(scores[rows], draws.top_k[rows], draws.top_p[rows])
+        kept = filter_scores(*(t.index_select(0, rows) for t in (scores, draws.top_k, draws.top_p)))
         scores = scores.index_copy(0, rows.long(), kept)
     scores += gumbel_noise(draws.low, draws.high, scores.shape[1])
     tokens = scores.argmax(-1)

@@ -17,7 +17,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class SlotTable(Generic[K]):
-    """Key → slot, lowest free slot last freed first; columns grow by doubling.
+    """Key → slot, the last freed first; columns grow by doubling.
 
     `column(name)` must be asked for again after an `acquire`, which may have replaced the array.
     """

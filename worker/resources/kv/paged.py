@@ -66,9 +66,7 @@ class PagedKv(Resource):
             device=context.device,
         )
         self._keys = [self.storage[i * self.sides] for i in range(self.layers)]
-        self._values = [self.storage[i * self.sides + 1] for i in range(self.layers)] * (
-            self.sides - 1
-        )
+        self._values = list(self.storage[1::2]) if self.sides == 2 else []
         self._flat = [t.view(-1, *page[1:]) for t in self._keys]
         self._flat_values = [t.view(-1, *page[1:]) for t in self._values]
         self._streams: SlotTable[StreamKey] = SlotTable()
