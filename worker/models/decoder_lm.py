@@ -26,7 +26,7 @@ from worker.api.model import DONE, BuildContext, LoadedModel, Next, NodeResource
 from worker.api.outputs import StepOutputs
 from worker.api.submodule import NodeSubmodule
 from worker.models.llama import Llama, load_weights
-from worker.models.weights.checkpoint import check_tensors
+from worker.models.weights.checkpoint import LlamaConfig, check_tensors
 from worker.models.weights.open import open_checkpoint
 
 _NODE, _PREFILL, _DECODE = "decoder", "prefill", "decode"
@@ -118,7 +118,7 @@ def build(context: BuildContext) -> LoadedModel:
             entry=_PREFILL,
         ),
         submodules={_NODE: Decoder(network, **options)},
-        resources=_resources(c.layers, c.kv_heads, c.head_dim, c.vocab),
+        resources=_resources(c, limit),
         next_walk=next_walk,
         context=limit,
         vocab=c.vocab,
@@ -126,18 +126,21 @@ def build(context: BuildContext) -> LoadedModel:
     )
 
 
-def _resources(layers: int, kv_heads: int, head_dim: int, vocab: int) -> list[NodeResourceSpec]:
+def _resources(c: LlamaConfig, context: int) -> list[NodeResourceSpec]:
     nodes = (_NODE,)
+    kv = {
+        "layers": c.layers,
+        "kv_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "context": context,
+    }
     return [
+        NodeResourceSpec("kv", "paged_kv", nodes, options=kv),
         NodeResourceSpec(
-            "kv",
-            "paged_kv",
-            nodes,
-            options={"layers": layers, "kv_heads": kv_heads, "head_dim": head_dim},
+            "attention", "sdpa_attention", nodes, ("kv",), {"scale": c.head_dim**-0.5}
         ),
-        NodeResourceSpec("attention", "sdpa_attention", nodes, ("kv",), {"scale": head_dim**-0.5}),
-        NodeResourceSpec("positions", "positions", nodes),
-        NodeResourceSpec("sampler", "sampler", nodes, options={"vocab": vocab}),
+        NodeResourceSpec("positions", "positions", nodes, ("kv",)),
+        NodeResourceSpec("sampler", "sampler", nodes),
     ]
 
 
