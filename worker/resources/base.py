@@ -133,6 +133,13 @@ class Resource:
     def check(self) -> None:
         """Invariants; raises InvariantViolation with the numbers (promise P16)."""
 
+    def snapshot(self) -> Any:
+        """All state that a step may change, as values that compare equal iff the state does.
+
+        Slow, and reads device values: for tests and for the story of a failed invariant.
+        """
+        return None
+
     def statistics(self) -> dict[str, int | float]:
         return {}
 

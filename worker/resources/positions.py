@@ -61,6 +61,10 @@ class Positions(Resource):
             rows = self._rows(step)
             self._counts.column("length")[rows.slots] += rows.spans
 
+    def snapshot(self) -> Any:
+        length = self._counts.column("length")
+        return {r: int(length[slot]) for r, slot in self._counts.items()}
+
     def statistics(self) -> dict[str, int | float]:
         return {"requests": len(self._counts)}
 

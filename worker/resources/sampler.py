@@ -47,11 +47,15 @@ class StepPlan(SamplerPlan):
 
 
 class Sampler(Resource):
-    """No options. Request parameters: `temperature` (0: greedy), `top_k` (0: off), `top_p` (1:
-    off), `seed` (any integer, taken modulo 2 ** 64). A step's draws use `info.output_position`."""
+    """Option: `vocab` (checked against the logits). Request parameters: `temperature` (0: greedy),
+    `top_k` (0: off), `top_p` (1: off), `seed` (any integer, taken modulo 2 ** 64). A step's draws
+    use `info.output_position`."""
+
+    options_known = frozenset({"vocab"})
 
     def __init__(self, context: ResourceContext) -> None:
         super().__init__(context)
+        self.vocab: int | None = context.options.get("vocab")
         self._table: SlotTable[int] = SlotTable()
         for name, dtype in (
             ("temperature", np.float32),
@@ -149,9 +153,11 @@ class Sampler(Resource):
 
     def sample(self, logits: torch.Tensor) -> torch.Tensor:
         plan = self._planned()
-        if logits.shape[0] != len(plan.request_ids):
+        rows, vocab = logits.shape
+        if rows != len(plan.request_ids) or vocab != (self.vocab or vocab):
             raise ValueError(
-                f"sampler: logits of {logits.shape[0]} rows, {len(plan.request_ids)} rows sample"
+                f"sampler: logits [{rows}, {vocab}] for {len(plan.request_ids)} rows that sample "
+                f"and a vocabulary of {self.vocab or vocab}"
             )
         if not plan.request_ids:
             return self.accept(torch.zeros(0, dtype=torch.int64, device=logits.device))
@@ -171,6 +177,11 @@ class Sampler(Resource):
         return tokens
 
     # ---- engine level
+
+    def snapshot(self) -> Any:
+        """Each request's last token."""
+        last = self.last_token.tolist()
+        return {r: last[slot] for r, slot in self._table.items()}
 
     def statistics(self) -> dict[str, int | float]:
         return {"requests": len(self._table)}

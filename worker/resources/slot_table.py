@@ -77,8 +77,8 @@ class SlotTable(Generic[K]):
     def __contains__(self, key: K) -> bool:
         return key in self._slots
 
-    def keys(self) -> Iterable[K]:
-        return self._slots.keys()
+    def items(self) -> Iterable[tuple[K, int]]:
+        return self._slots.items()
 
     def _grow(self) -> None:
         old, self.capacity = self.capacity, 2 * self.capacity

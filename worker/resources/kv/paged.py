@@ -221,6 +221,15 @@ class PagedKv(Resource):
         if (table[slots][~live] != SINK).any():
             raise InvariantViolation(f"resource {self.key!r}: a page table names a page given back")
 
+    def snapshot(self) -> Any:
+        """Free pages in order, and each stream's length and pages."""
+        streams = {}
+        for key, slot in self._streams.items():
+            held = int(self._streams.column("held")[slot])
+            pages = self._streams.column("table")[slot, :held].tolist()
+            streams[key] = (int(self._streams.column("length")[slot]), pages)
+        return self.pool.free_pages().tolist(), streams
+
     def statistics(self) -> dict[str, int | float]:
         return {
             "pages_total": self.pool.usable,
