@@ -85,7 +85,9 @@ def expected() -> dict[str, str]:
             )
         new = out[0, ids["input_ids"].shape[1] :]
         texts[p] = tokenizer.decode(new, skip_special_tokens=True)
-    assert len(set(texts.values())) > 28, "the reference answers alike: the comparison proves little"
+    assert len(set(texts.values())) > 28, (
+        "the reference answers alike: the comparison proves little"
+    )
     return texts
 
 
