@@ -146,7 +146,15 @@ def resume(row: PlacedRow) -> None:
     batch, tokens = row.path[row.stage]
     if isinstance(batch, OneShotBatch) and batch.sent:
         batch.rows[row] = tokens
+        batch.returned = batch.returned or batch.id not in row.worker.ahead
         row.worker.ahead[batch.id] = batch
+
+
+def leave_planned(row: PlacedRow) -> None:
+    """The row was asked to leave: batches that are still to be sent go without it."""
+    for batch, _ in row.path[row.stage :]:
+        if isinstance(batch, OneShotBatch) and not batch.sent:
+            _unseat(row, batch)
 
 
 def leave_all(row: PlacedRow, now: float) -> None:

@@ -125,6 +125,7 @@ class OneShotBatch:
     rows: dict[PlacedRow, int] = field(default_factory=dict[PlacedRow, int])
     tokens: int = 0
     sent: bool = False
+    returned: bool = False  # a held row resumed and brought it back: it may be a third ahead
 
     def has_room(self, tokens: int) -> bool:
         return (

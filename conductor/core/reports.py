@@ -74,8 +74,8 @@ def _ended(s: State, row: PlacedRow, entry: Entry) -> None:
         return  # it was leaving: this is the end that was asked for, or one that crossed it
     closed = extra.get("closed") is True
     if kind == Kind.FINISHED:
-        following = extra.get("next")
-        if following not in (None, "done"):
+        following = _next_walk(extra)
+        if following is not None:
             error = RequestFailed(f"the worker asks for walk {following!r}, which nothing drives")
             requests.propose_end(s, request, Reason.FAILED, error)
             return
@@ -93,6 +93,14 @@ def _ended(s: State, row: PlacedRow, entry: Entry) -> None:
         requests.preempted(s, request)
     else:  # left, though it was wanted; or an end that this version doesn't know
         requests.rebase(s, request, f"worker {row.worker.name} gave up the row", replay=True)
+
+
+def _next_walk(extra: dict[str, Any]) -> object:
+    """The walk that `next_walk` answered with; None for done."""
+    answer: Any = extra.get("next")
+    if isinstance(answer, dict):
+        return cast("dict[str, Any]", answer).get("walk")
+    return None if answer == "done" else answer
 
 
 def _error(extra: dict[str, Any], kind: int) -> dict[str, Any]:

@@ -46,12 +46,16 @@ def place(s: State, request: Request, worker: Worker) -> None:
         if stale is not None:
             s.out.follow(Send(worker.life, Close(stale.id)))
         if opened:
-            message = Open(batch.id, batch.node, batch.walk, batch.priority, batch.max_rows)
-            s.out.follow(Send(worker.life, message))
+            s.out.follow(opening(batch, worker))
         batch.rows.add(row)
         row.path.append((batch, 0))
         if path.one_shot is None:
             _run(s, worker, batch, [row])
+
+
+def opening(batch: StandingBatch, worker: Worker) -> Send:
+    message = Open(batch.id, batch.node, batch.walk, batch.priority, batch.max_rows)
+    return Send(worker.life, message)
 
 
 def send_planned(s: State, worker: Worker) -> None:
@@ -68,6 +72,7 @@ def leave(s: State, row: PlacedRow) -> None:
         end(s, row)
         return
     row.leaving = True
+    batching.leave_planned(row)
     if row.worker.linked:  # else its next inventory shows it as unwanted
         s.out.leave(row.worker.life, row.id)
 

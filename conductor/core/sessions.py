@@ -134,7 +134,11 @@ def _worker_inventory(s: State, worker: Worker, inventory: dict[str, Any]) -> No
         _give_up(s, row)
     if known is not None:
         for key, batch in list(worker.standing.items()):
-            if batch.id not in known:
+            if batch.id in known:
+                continue
+            if batch.rows:  # some are planned and name it in their path
+                s.out.follow(rows.opening(batch, worker))
+            else:
                 del worker.standing[key]
 
 
