@@ -1,7 +1,5 @@
 """A step came back: rows move on, end, or are put back to where they stood before it."""
 
-from typing import Any
-
 from protocol.errors import InvariantViolation
 from protocol.messages import Kind
 from worker.micro_scheduler.decisions import Unblock
@@ -24,6 +22,8 @@ def step_done(s: State, e: StepDone) -> None:
                 s.retire(row)
         elif row.row in e.failed:
             s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.failed[row.row]})
+        elif row.row in e.never:
+            s.end(row, RowEvent.REFUSE, Kind.REFUSED, {"error": e.never[row.row]})
         elif row.row in e.ends:
             _finish(s, row, e.ends[row.row])
         elif e.refusal is not None or row.row in e.returned:
@@ -39,8 +39,7 @@ def step_done(s: State, e: StepDone) -> None:
 
 def _finish(s: State, row: RowRecord, end: RowEnd) -> None:
     row.emitted = end.count - row.start
-    extra: dict[str, Any] = {"reason": int(end.reason), "facts": end.facts, "next": end.next}
-    s.end(row, RowEvent.FINISH, Kind.FINISHED, extra)
+    s.end(row, RowEvent.FINISH, Kind.FINISHED, end.extra())
 
 
 def _ran(s: State, row: RowRecord, record: StepRecord, before: Place) -> None:
@@ -81,13 +80,8 @@ def _put_back(s: State, row: RowRecord, before: Place) -> None:
 
 
 def _refused(s: State, record: StepRecord, refusal: Refusal) -> None:
-    """A terminal refusal ends whom it names. Else the youngest row is held and the rest go on."""
+    """The youngest row is held and the rest go on without it."""
     live = [r for r in record.rows if not r.ended and r.life.state is not RowState.LEAVING]
-    if refusal.terminal:
-        for row in live:
-            if refusal.row is None or refusal.row == row.row:
-                s.end(row, RowEvent.REFUSE, Kind.REFUSED, {"error": refusal.error})
-        return
     s.may_retry = record.step <= s.freed_after  # what was freed before this step did not help
     if live:
         victim = max(live, key=lambda r: r.age)

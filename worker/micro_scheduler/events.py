@@ -8,37 +8,42 @@ from protocol.messages import Reason
 
 @dataclass(frozen=True, slots=True)
 class RowEnd:
-    """A row that finished in a step; `count` is the output position reached, base included."""
+    """A row that finished in a step; `count` is the output position reached, base included.
+
+    `closed`: its last frame bore FLAG_CLOSES. `next`: the walk that the model asks for, or None.
+    """
 
     reason: Reason
     count: int
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
-    next: dict[str, Any] | None = None
+    closed: bool = False
+    next: str | None = None
+
+    def extra(self) -> dict[str, Any]:
+        """What the report of this end carries beside its columns."""
+        told: dict[str, Any] = {"reason": int(self.reason), "closed": self.closed}
+        return told if self.next is None else {**told, "next": self.next}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Admission refused the whole step.
+    """Admission refused the whole step for want of space; `error` (wire form) has the numbers."""
 
-    `terminal`: it never could run; `row`: whom that concerns (None: all). `error` is in wire form.
-    """
-
-    terminal: bool
     error: dict[str, Any]
-    row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
     """A submitted step is over and its frames are sent.
 
-    `ends` finished, `failed` failed alone (row → wire error), `returned` did not run in it and
-    are to be tried again; after a refusal all rows are. `error` fails all that is not listed.
+    `ends` finished; `failed` failed alone, `never` can never run here (row → wire error);
+    `returned` did not run in it and are to be tried again; after a refusal all others are. `error`
+    fails all that is not listed.
     """
 
     step: int
     ends: dict[int, RowEnd] = field(default_factory=dict[int, RowEnd])
     failed: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    never: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     returned: frozenset[int] = frozenset()
     refusal: Refusal | None = None
     error: dict[str, Any] | None = None
@@ -46,10 +51,11 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class EmptyClosed:
-    """The empty closing frame that `CloseEmpty` asked for was sent."""
+    """The empty closing frame that `CloseEmpty` asked for was sent; or `error` came instead."""
 
     row: int
-    end: RowEnd
+    end: RowEnd | None
+    error: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class OwnerStalled:
 
 @dataclass(frozen=True, slots=True)
 class OwnerGone:
-    """This owner takes nothing any more. Its rows leave, or fail with `error` where there is one."""
+    """This owner takes nothing any more: its rows fail with `error` (wire form)."""
 
     owner: int
-    error: dict[str, Any] | None = None
+    error: dict[str, Any]

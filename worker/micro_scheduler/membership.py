@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protocol.errors import InvalidRequest, PodiumError, UnknownModel
+from protocol.errors import InvalidRequest, PodiumError, RequestFailed, UnknownModel
 from protocol.messages import (
     ROW_TRIAL,
     Close,
@@ -10,6 +10,7 @@ from protocol.messages import (
     Leave,
     Limit,
     Open,
+    Owners,
     Reason,
     Row,
     Run,
@@ -114,6 +115,8 @@ def _arrive(s: State, m: Row, run: Run) -> RowRecord | None:
 def _validate(s: State, m: Row, model: str) -> frozenset[int]:
     if model not in s.models:
         raise UnknownModel(f"this worker has no model {model!r}", model=model)
+    if m.owner not in s.owners:
+        raise RequestFailed(f"owner {m.owner:#x} was not announced to this worker")
     tokens = m.inputs.get("tokens", b"")
     if not isinstance(tokens, bytes) or len(tokens) % WORD:
         raise InvalidRequest("inputs.tokens: a column of 4-byte token ids is expected")
@@ -156,22 +159,34 @@ def empty_closed(s: State, e: EmptyClosed) -> None:
     if row.ended:
         s.retire(row)
         return
-    extra = {"reason": int(e.end.reason), "facts": e.end.facts, "next": e.end.next}
-    s.end(row, RowEvent.FINISH, Kind.FINISHED, extra, e.end.count)
+    if e.end is None:
+        s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.error})
+    else:
+        s.end(row, RowEvent.FINISH, Kind.FINISHED, e.end.extra(), e.end.count)
 
 
 def owner_stalled(s: State, e: OwnerStalled) -> None:
     (s.stalled_owners.add if e.stalled else s.stalled_owners.discard)(e.owner)
-    for row in s.rows.values():
-        if row.owner == e.owner and not row.ended:
-            row.stalled = e.stalled
-            (s.hold if e.stalled else s.release)(row)
+    for row in _rows_of(s, e.owner):
+        row.stalled = e.stalled
+        (s.hold if e.stalled else s.release)(row)
 
 
 def owner_gone(s: State, e: OwnerGone) -> None:
-    s.stalled_owners.discard(e.owner)
-    for row in [r for r in s.rows.values() if r.owner == e.owner and not r.ended]:
-        if e.error is None:
-            s.leave(row)
-        else:
-            s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.error})
+    for row in _rows_of(s, e.owner):
+        s.end(row, RowEvent.FAIL, Kind.FAILED, {"error": e.error})
+
+
+def owners(s: State, m: Owners) -> None:
+    """Owners come and go; what runs for one that is down leaves."""
+    if m.up:
+        s.owners.add(m.life)
+        return
+    s.owners.discard(m.life)
+    s.stalled_owners.discard(m.life)
+    for row in _rows_of(s, m.life):
+        s.leave(row)
+
+
+def _rows_of(s: State, owner: int) -> list[RowRecord]:
+    return [r for r in s.rows.values() if r.owner == owner and not r.ended]

@@ -8,14 +8,16 @@ row number.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from protocol.messages import Close, Kind, Leave, Limit, Message, Open, Run
+from protocol.messages import Close, Kind, Leave, Limit, Message, Open, Owners, Run
 from worker.micro_scheduler import completion, invariants, membership, select
 from worker.micro_scheduler.decisions import Decision, Say
 from worker.micro_scheduler.events import EmptyClosed, OwnerGone, OwnerStalled, StepDone
 from worker.micro_scheduler.row_lifecycle import RowState
 from worker.micro_scheduler.state import State
 
-Event = Open | Run | Leave | Limit | Close | StepDone | EmptyClosed | OwnerStalled | OwnerGone
+Event = (
+    Open | Run | Leave | Limit | Close | Owners | StepDone | EmptyClosed | OwnerStalled | OwnerGone
+)
 
 _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     Open: membership.opened,
@@ -23,6 +25,7 @@ _HANDLERS: dict[type, Callable[[State, Any], None]] = {
     Leave: membership.left,
     Limit: membership.limited,
     Close: membership.closed,
+    Owners: membership.owners,
     StepDone: completion.step_done,
     EmptyClosed: membership.empty_closed,
     OwnerStalled: membership.owner_stalled,
@@ -43,6 +46,7 @@ class MicroScheduler:
 
     @staticmethod
     def takes(message: Message) -> bool:
+        """Whether `handle` takes this message of the conductor's."""
         return type(message) in _HANDLERS
 
     def plan(self) -> list[Decision]:

@@ -21,6 +21,7 @@ class State:
         self.awaiting: dict[int, list[RowRecord]] = {}  # a standing batch not open yet → its rows
         self.flights: dict[int, StepRecord] = {}
         self.trials: set[RowRecord] = set()
+        self.owners: set[int] = set()
         self.stalled_owners: set[int] = set()
         self.last_kind: dict[int, bool] = {}  # priority → the last step there was a standing one
         self.step = 0

@@ -1,7 +1,7 @@
 """Which token ids end a request: pure, shared by the scheduler and the postprocess thread."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from protocol.errors import InvalidRequest
 
@@ -11,12 +11,11 @@ def stop_ids(params: Mapping[str, Any], eos: Iterable[int]) -> frozenset[int]:
 
     Raises `InvalidRequest` where the parameter is no list of token ids.
     """
-    asked: Any = params.get("stop_token_ids") or ()
+    asked = params.get("stop_token_ids") or ()
     if not isinstance(asked, list | tuple):
         raise InvalidRequest(f"stop_token_ids: a list of token ids is expected, got {asked!r}")
     ids: list[int] = []
-    listed: Sequence[Any] = asked
-    for t in listed:
+    for t in cast(Sequence[Any], asked):
         if type(t) is not int or not 0 <= t < 1 << 32:
             raise InvalidRequest(f"stop_token_ids: {t!r} is no token id")
         ids.append(t)

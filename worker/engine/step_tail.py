@@ -1,0 +1,166 @@
+"""The tail of a step, pure but for the table it advances: values → frames, ends and failures.
+
+Works on whole columns; only rows that end cost Python per row beside their frame entry.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.errors import PodiumError, RequestFailed
+from protocol.graph import GraphSpec, Loop
+from protocol.messages import FLAG_CLOSES, FLAG_END, Reason
+from protocol.stream_link import Emit
+from worker.api.model import Next
+from worker.engine.executing_batch import ExecutingBatch
+from worker.engine.row_table import RowStream, RowTable
+from worker.micro_scheduler.events import RowEnd
+
+NextWalk = Callable[[str, Mapping[str, Any]], Next]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the postprocess thread needs of a model."""
+
+    graph: GraphSpec
+    next_walk: NextWalk
+    eos: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class OwnerFrame:
+    """One owner's part of a step: rows and what to emit for each."""
+
+    rows: list[int] = field(default_factory=list[int])
+    emits: list[Emit] = field(default_factory=list[Emit])
+
+
+@dataclass(slots=True)
+class Tail:
+    frames: dict[int, OwnerFrame] = field(default_factory=lambda: defaultdict(OwnerFrame))
+    ends: dict[int, RowEnd] = field(default_factory=dict[int, RowEnd])
+    failed: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
+    tokens: int = 0
+    wasted: int = 0
+
+    def emit(self, stream: RowStream, e: Emit) -> None:
+        frame = self.frames[stream.owner]
+        frame.rows.append(stream.row)
+        frame.emits.append(e)
+
+
+def wire_error(error: BaseException) -> dict[str, Any]:
+    if isinstance(error, PodiumError):
+        return error.to_wire()
+    return RequestFailed(f"{type(error).__name__}: {error}").to_wire()
+
+
+def last_walk(graph: GraphSpec, walk: str, reason: Reason) -> str:
+    """The walk whose end this is. A stop or the length ends the loop that the walk leads to, even
+    before the loop began (rule 3: the stages between are void)."""
+    if reason is not Reason.DONE:
+        then = graph.walk(walk).then
+        while then is not None:
+            walk, then = then, graph.walk(then).then
+    return walk
+
+
+class TailBuilder:
+    """Advances `table` by steps; `models` by name."""
+
+    def __init__(self, table: RowTable, models: Mapping[str, ServedModel]) -> None:
+        self.table = table
+        self._models = models
+
+    def finish(
+        self,
+        tail: Tail,
+        stream: RowStream,
+        reason: Reason,
+        *,
+        walk: str,
+        tokens: Sequence[int],
+        count: int,
+    ) -> None:
+        """The row's last tokens (perhaps none) and its end, `count` being the output position
+        reached; or its failure, if `next_walk` raises."""
+        self.table.end(stream.row)
+        last = tokens[-1] if tokens else None
+        try:
+            end = self._end(stream, walk, reason, count, last)
+        except Exception as e:
+            tail.failed[stream.row] = wire_error(e)
+            return
+        tail.ends[stream.row] = end
+        flags = FLAG_END | (FLAG_CLOSES if end.closed else 0)
+        first = count - len(tokens)
+        tail.emit(stream, Emit(stream.stream, stream.attempt, 0, first, tokens, flags, int(reason)))
+
+    def _end(
+        self, stream: RowStream, walk: str, reason: Reason, count: int, last: int | None
+    ) -> RowEnd:
+        """Raises what the author's `next_walk` raises."""
+        model = self._models[stream.model]
+        walk = last_walk(model.graph, walk, reason)
+        body = model.graph.walk(walk).body
+        facts = {
+            "stop": [body.name] if isinstance(body, Loop) and reason is Reason.STOP else [],
+            "reason": reason.name.lower(),
+            "count": count,
+            "last": last,
+        }
+        following = model.next_walk(walk, facts)
+        return RowEnd(reason, count, stream.may_close and following.walk is None, following.walk)
+
+    def of_step(
+        self,
+        batch: ExecutingBatch,
+        rows: Sequence[int],
+        tokens: NDArray[np.int64],
+        stopped: Mapping[int, set[str]],
+        silent: Sequence[int],
+    ) -> Tail:
+        """`tokens[i]` is row i's output of this step. `stopped`: rows that the author's
+        `check_stop` ends. `silent`: rows without an output, which end if this was their last batch.
+        """
+        table, tail = self.table, Tail()
+        slots = table.slots(rows)
+        live = ~table.over[slots]
+        tail.tokens = int(live.sum())
+        tail.wasted = len(rows) - tail.tokens
+        first = table.position[slots]
+        table.position[slots[live]] += 1
+        stops = (table.stops[slots] == tokens[:, None]).any(axis=1)
+        if stopped:
+            stops |= np.fromiter((r in stopped for r in rows), np.bool_, len(rows))
+        length = first + 1 >= table.ends_at[slots]
+        final = table.final_batch[slots] == batch.batch
+        reasons = np.where(
+            stops, int(Reason.STOP), np.where(length, int(Reason.LENGTH), final * int(Reason.DONE))
+        )
+        columns = zip(
+            slots.tolist(), live.tolist(), first.tolist(), tokens.tolist(), reasons.tolist(),
+            strict=True,
+        )  # fmt: skip
+        for slot, alive, at, token, reason in columns:
+            stream = table.at(slot)
+            if not alive or stream is None:
+                continue
+            if reason:
+                self.finish(
+                    tail, stream, Reason(reason), walk=batch.walk, tokens=(token,), count=at + 1
+                )
+            else:
+                tail.emit(stream, Emit(stream.stream, stream.attempt, 0, at, (token,)))
+        for row in silent:
+            stream = table.get(row)
+            if stream is None or stream.final_batch != batch.batch or table.has_ended(row):
+                continue
+            at = table.position_of(row)
+            self.finish(tail, stream, Reason.DONE, walk=batch.walk, tokens=(), count=at)
+        return tail
