@@ -40,7 +40,7 @@ app = cyclopts.App(
 
 
 @app.command
-def serve(config: Path) -> int:
+def serve(config: Path, /) -> int:
     """Run a deployment in the foreground until SIGTERM or SIGINT.
 
     The first signal drains: running streams may finish. A second one stops at once.
@@ -70,7 +70,7 @@ def serve(config: Path) -> int:
 
 
 @app.command
-def check(config: Path) -> int:
+def check(config: Path, /) -> int:
     """Say what a configuration would run, or what is wrong with it. Starts nothing.
 
     Parameters
@@ -101,6 +101,7 @@ def check(config: Path) -> int:
 @app.command
 def stats(
     config: Path | None = None,
+    /,
     *,
     runtime_directory: Annotated[Path | None, Parameter(name="--runtime-dir")] = None,
     as_json: Annotated[bool, Parameter(name="--json", negative="")] = False,

@@ -238,6 +238,7 @@ class Daemon:
 
     def _announce(self) -> None:
         config = self._config
+        self._service.loading(LOADING_S)
         self._log.info(f"podium {__version__} starts", pid=os.getpid(), runtime_dir=str(self._root))
         for w in config.workers if config.workers != "auto" else ():
             models = list(w.models if w.models is not None else config.models)

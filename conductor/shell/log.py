@@ -96,6 +96,16 @@ class LogWriter:
                     select.select([], [self._fd], [], 1.0)
 
 
+def _name_the_child(
+    _logger: object, _method: str, fields: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    """What a child says begins with the child's name."""
+    child = fields.pop("child", None)
+    if child is not None:
+        fields["event"] = f"{child}: {fields['event']}"
+    return fields
+
+
 class _Logger:
     """What structlog calls with the rendered line, whatever the level."""
 
@@ -106,26 +116,25 @@ class _Logger:
 
 def make_logger(config: LogConfig, writer: LogWriter) -> structlog.typing.FilteringBoundLogger:
     """The daemon's logger: text for people (colours on a terminal only), or JSON line by line."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
     if config.format == "json":
         renderer: list[structlog.typing.Processor] = [
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.dict_tracebacks,
             structlog.processors.JSONRenderer(default=repr),
         ]
     else:
         renderer = [
+            structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False),
+            _name_the_child,
             structlog.dev.ConsoleRenderer(
                 colors=writer.terminal,
                 pad_event_to=0,
                 exception_formatter=structlog.dev.plain_traceback,
-            )
+            ),
         ]
     return structlog.wrap_logger(
         _Logger(writer),
-        processors=[*shared, *renderer],
+        processors=[structlog.processors.add_log_level, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
         cache_logger_on_first_use=True,
     )
