@@ -1,0 +1,138 @@
+"""E26: nothing on the GPU thread reads a tensor's value, which would wait for the device."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.support.engine_harness import Harness, one_node, reference
+from worker.api.inputs import ResourceStep, SubmoduleStep
+from worker.api.model import NodeResourceSpec
+from worker.api.outputs import StepOutputs
+from worker.api.submodule import NodeSubmodule
+
+READS = {
+    "_local_scalar_dense",
+    "item",
+    "nonzero",
+    "nonzero_numpy",
+    "equal",
+    "masked_select",
+    "is_nonzero",
+    "unique_dim",
+    "_unique2",
+    "bincount",
+    "repeat_interleave",
+}
+
+
+class NoReads(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket._qualified_op_name.split("::")[1]
+        if name in READS:
+            raise AssertionError(f"{name} reads a tensor's value")
+        indexes = args[1] if name in ("index", "index_put", "index_put_") else ()
+        if any(i is not None and i.dtype is torch.bool for i in indexes):
+            raise AssertionError(f"{name} by a boolean mask reads its values")
+        return func(*args, **(kwargs or {}))
+
+
+class NoListing(TorchFunctionMode):
+    """Calls that read a host tensor without any operator."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__):
+            raise AssertionError(f"{func.__name__} reads a tensor's values")
+        return func(*args, **(kwargs or {}))
+
+
+class Decoder(NodeSubmodule):
+    """One attention layer over random projections, sampled: every resource of a real decoder."""
+
+    steady_walks = frozenset({"decode"})
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(40, 16)
+
+    def bind_node_resources(self, resources):
+        self.attention, self.sampler = resources["attention"], resources["sampler"]
+
+    def declare_step(self, ctx):
+        rows = ResourceStep(ctx.segments("main"))
+        return SubmoduleStep(dict.fromkeys(("kv", "attention", "positions", "sampler"), rows))
+
+    def preprocess(self, engine, inputs):
+        if engine.infos[0].walk == "decode":
+            return {"tokens": self.sampler.last_tokens()}
+        return {"tokens": torch.tensor([t for i in engine.infos for t in i.tokens])}
+
+    def forward_batched(self, engine, **tensors):
+        x = self.embed(tensors["tokens"]) + engine.plans["positions"][:, None] / 100
+        kv = x[:, :8].reshape(-1, 2, 4)
+        x = self.attention.run(0, x.view(-1, 4, 4), kv, kv).flatten(1)
+        logits = self.sampler.last_rows(x) @ self.embed.weight.T
+        return StepOutputs(self.sampler.request_ids, {"tokens": self.sampler.sample(logits)})
+
+
+def decoder():
+    nodes = ("decoder",)
+    kv = {"layers": 1, "kv_heads": 2, "head_dim": 4}
+    return one_node(
+        Decoder(),
+        NodeResourceSpec("kv", "paged_kv", nodes, options=kv),
+        NodeResourceSpec("attention", "sdpa_attention", nodes, ("kv",)),
+        NodeResourceSpec("positions", "positions", nodes, ("kv",)),
+        NodeResourceSpec("sampler", "sampler", nodes, options={"vocab": 40}),
+        vocab=40,
+    )
+
+
+def run(h, batch):
+    with NoReads(), NoListing():
+        h.engine.prepare_batch(batch)
+        h.engine.exec_and_postprocess(batch)
+    assert batch.error is None
+    assert not batch.failed_requests
+    for rid in batch.request_ids:
+        h.position[rid] += batch.inputs[rid].span
+
+
+@pytest.mark.parametrize("make", [lambda: reference(eos_every=5), decoder])
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 5}], ids=["greedy", "sampled"]
+)
+def test_no_step_reads_a_value(make, params):
+    h = Harness(make(), pages=50)
+    h.add(1, 2, **params)
+    h.add(3)
+    run(h, h.batch({1: [3] * 5, 2: [4] * 40}, partial=[2]))
+    run(h, h.batch({2: [5] * 20, 3: [7]}))
+    for _ in range(20):
+        run(h, h.batch([1, 2, 3]))
+    run(h, h.batch([3, 1]))
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x[x > 0],
+        lambda x: bool((x > 0).all()),
+        lambda x: x.nonzero(),
+        lambda x: torch.equal(x, x),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+    ],
+)
+def test_the_detector_detects(read):
+    class Reads(Decoder):
+        def forward_batched(self, engine, **tensors):
+            read(tensors["tokens"])
+            return super().forward_batched(engine, **tensors)
+
+    model = decoder()
+    h = Harness(one_node(Reads(), *model.resources), pages=9)
+    h.add(1)
+    with pytest.raises(AssertionError):
+        run(h, h.batch({1: [1, 2]}))
