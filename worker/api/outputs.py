@@ -35,7 +35,7 @@ class StepOutputs:
         yield from (r for r in self._rows if r not in self._index)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(1 for _ in self) if self._rows else len(self._index)
 
     def __getitem__(self, request_id: int) -> dict[str, list[torch.Tensor]]:
         found: dict[str, list[torch.Tensor]] = dict(self._rows.get(request_id, {}))

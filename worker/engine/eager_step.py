@@ -222,9 +222,9 @@ class EagerStep:
         batch.launch_started_event.set()
         forward = m.submodule.forward_batched if batch.running_batched else m.submodule.forward
         outputs = forward(engine, **tensors)
-        strange = [r for r in outputs if r not in batch.per_request_info]
+        strange = set(outputs) - batch.per_request_info.keys()
         if strange:
-            raise Bug(f"node {m.name!r}: outputs for {strange}, which are not in the step")
+            raise Bug(f"node {m.name!r}: outputs for {sorted(strange)}, which are not in the step")
         batch.exec_timings.forward += self._now() - planned
         return outputs
 

@@ -13,7 +13,7 @@ import torch
 
 from protocol.errors import Bug
 from worker.api.handles import SamplerPlan
-from worker.api.inputs import ResourceStep, StepContext
+from worker.api.inputs import RequestInfo, ResourceStep, StepContext
 from worker.resources.base import Resource, ResourceContext, ResourceReqConfig
 from worker.resources.random_draws import gumbel_noise, row_keys
 from worker.resources.slot_table import Ints, Rows, SlotTable
@@ -116,14 +116,13 @@ class Sampler(Resource):
         if not (everyone and rows.decode):
             ends = np.cumsum(rows.spans) - 1
             last_index, sampling_slots = upload([ends[index], host_slots], self.context.device)
-        positions = [ctx.infos[i].output_position for i in samples]
         self._chosen = None
         self._plan = StepPlan(
-            request_ids=[rows.segments[i].request_id for i in samples],
+            request_ids=rows.request_ids if everyone else [rows.request_ids[i] for i in samples],
             last_index=last_index,
             slots=slots,
             sampling_slots=sampling_slots,
-            draws=self._draws(host_slots, positions),
+            draws=self._draws(host_slots, samples, ctx.infos),
         )
         return self._plan
 
@@ -210,12 +209,15 @@ class Sampler(Resource):
             self._slots_kept = (rows, slots)
         return self._slots_kept[1]
 
-    def _draws(self, slots: Ints, positions: Sequence[int]) -> Draws | None:
+    def _draws(
+        self, slots: Ints, samples: Sequence[int], infos: Sequence[RequestInfo]
+    ) -> Draws | None:
         temperature = self._table.column("temperature")[slots]
         greedy = temperature == 0
         if greedy.all():
             return None
         top_k, top_p = (self._table.column(n)[slots] for n in ("top_k", "top_p"))
+        positions = [infos[i].output_position for i in samples]
         low, high = row_keys(self._table.column("seed")[slots], positions)
         filtered = np.flatnonzero(((top_k > 0) | (top_p < 1)) & ~greedy).astype(np.int32)
         floats = [f.view(np.int32) for f in (temperature, top_p)]

@@ -88,13 +88,23 @@ class SlotTable(Generic[K]):
 
 
 class Rows:
-    """A step's segments as arrays: `slots` and `spans`, in row order. `decode`: all spans 1."""
+    """A step's segments as arrays, in row order. `decode`: every span is 1."""
 
-    __slots__ = ("decode", "segments", "slots", "spans", "spans_list", "tokens", "version")
+    __slots__ = (
+        "decode",
+        "request_ids",
+        "segments",
+        "slots",
+        "spans",
+        "spans_list",
+        "tokens",
+        "version",
+    )
 
     def __init__(self, segments: Sequence[Segment], slots: Ints, version: int) -> None:
         self.segments = segments
         self.slots = slots
+        self.request_ids = [s.request_id for s in segments]
         self.spans_list = [s.span for s in segments]
         self.spans: Ints = np.array(self.spans_list, np.int64)
         self.tokens = int(self.spans.sum())

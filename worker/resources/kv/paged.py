@@ -133,7 +133,7 @@ class PagedKv(Resource):
 
     def admit(self, step: ResourceStep, ctx: StepContext) -> AdmitOutcome:
         rows = self._rows(step)
-        refusal = self._refuse_for_ever(step, ctx)
+        refusal = None if ctx.steady else self._refuse_for_ever(step, ctx)
         if refusal is not None:
             return refusal
         length = self._streams.column("length")[rows.slots]
