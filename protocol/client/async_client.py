@@ -59,7 +59,7 @@ class AsyncClient:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._pump_is_due = False
-        self._changed: asyncio.Future[None] | None = None
+        self._changed: list[asyncio.Future[None]] = []
         self._closed = False
 
     # ---- the caller's side
@@ -76,8 +76,7 @@ class AsyncClient:
                 while not self._link.up:
                     if self._link.error is not None:
                         raise self._link.error
-                    self._changed = asyncio.get_running_loop().create_future()
-                    await self._changed
+                    await self._change()
         except TimeoutError:
             self.close()
             raise Unavailable(
@@ -95,6 +94,12 @@ class AsyncClient:
     def error(self) -> PodiumError | None:
         """Why this client can't be used any more; None while it can."""
         return self._link.error if self._loop is not None else None
+
+    async def until_failed(self) -> PodiumError:
+        """Wait until this client can't be used any more, and say why: it was fenced, or closed."""
+        while self._link.error is None:
+            await self._change()
+        return self._link.error
 
     def generate(
         self,
@@ -297,9 +302,21 @@ class AsyncClient:
                 if handle is not None:
                     handle.wake()
 
+    async def _change(self) -> None:
+        """Wait for the link's next change of phase."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._changed:
+                self._changed.remove(waiter)
+
     def _notify(self) -> None:
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
+        waiters, self._changed = self._changed, []
+        for w in waiters:
+            if not w.done():
+                w.set_result(None)
 
     def _broken(self, e: Exception) -> None:
         """A bug here must not leave a reader waiting for ever."""

@@ -1,0 +1,43 @@
+"""`python -m conductor.gateway`: started by the conductor, and not meant to be by hand."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from conductor.gateway.parent_death import die_with_parent
+
+
+def main() -> int:
+    die_with_parent()
+    parser = argparse.ArgumentParser(prog="conductor.gateway")
+    parser.add_argument("--config", required=True, help="the resolved configuration")
+    parser.add_argument("--life", required=True, type=int)
+    parser.add_argument("--control-root", required=True, help="the runtime directory")
+    parser.add_argument("--death-fd", type=int, help="a pipe that closes when the conductor ends")
+    args = parser.parse_args()
+
+    import uvloop
+
+    from conductor.gateway.logs import make_log
+    from conductor.gateway.server import GatewayProcess
+    from protocol.channel.endpoints import Endpoints
+    from protocol.config import LogConfig, load
+    from protocol.errors import EXIT_CONFIG, ConfigError
+
+    try:
+        config = load(args.config)
+    except ConfigError as e:
+        make_log(LogConfig()).error(f"configuration: {e.message}")
+        return EXIT_CONFIG
+    process = GatewayProcess(
+        config,
+        Endpoints(Path(args.control_root)),
+        args.life,
+        args.death_fd,
+        make_log(config.log),
+    )
+    return uvloop.run(process.run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
