@@ -37,7 +37,7 @@ def take(s: State, worker: Worker, entry: Entry) -> None:
     if row is None:
         request = worker.stakes.get(entry.row)
         if kind == Kind.SETTLED and request is not None:
-            requests.settled(request)
+            requests.settled(s, request)
         else:
             s.drop()
     elif kind == Kind.PROGRESS:
@@ -82,7 +82,7 @@ def _ended(s: State, row: PlacedRow, entry: Entry) -> None:
         reason = _reason(extra, Reason.DONE)
         requests.finish(s, request, reason, [row.position], closed)
         if not closed and entry.acked >= row.position:
-            requests.settled(request)
+            requests.settled(s, request)
     elif kind in (Kind.FAILED, Kind.REFUSED):
         reason = _reason(extra, Reason.FAILED)
         if closed:

@@ -162,14 +162,14 @@ def finish(s: State, request: Request, reason: Reason, counts: list[int], closed
         s.out.end(request)
 
 
-def settled(request: Request) -> None:
+def settled(s: State, request: Request) -> None:
     """All its frames are acknowledged: losing the worker loses nothing (rule 14)."""
-    if request.row is not None:
-        request.row.worker.stakes.pop(request.row.id, None)
+    if request.row is not None and request.row.worker.stakes.pop(request.row.id, None):
+        s.dirty = s.dirty or bool(s.suspects)  # a trial waits for workers that owe nothing
 
 
 def _stop_work(s: State, request: Request) -> None:
-    settled(request)
+    settled(s, request)
     row, request.row = request.row, None
     if row is not None:
         rows.leave(s, row)
@@ -182,7 +182,7 @@ def _stop_work(s: State, request: Request) -> None:
 def rebase(s: State, request: Request, why: str, *, replay: bool) -> bool:
     """Raise the attempt and ask the owner for its history (rules 9 and 15). `replay`: it counts as
     one of the at most 4. False where the request ends instead. A suspect stays one, on its own."""
-    settled(request)
+    settled(s, request)
     row, request.row = request.row, None
     if row is not None:
         rows.leave(s, row)

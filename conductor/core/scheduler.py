@@ -7,9 +7,12 @@ from conductor.core.state import State
 
 def schedule(s: State) -> None:
     """Place what can be placed. Costs placements and workers, not requests that wait."""
-    if not s.dirty:
-        return
-    s.dirty = False
+    while s.dirty:  # again where a pass ended or split something
+        s.dirty = False
+        _place(s)
+
+
+def _place(s: State) -> None:
     reserved = _start_trials(s) if s.suspects else []
     blocked: set[str] = set()
     while (request := s.queue.first(blocked)) is not None:

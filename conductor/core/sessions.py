@@ -204,7 +204,7 @@ def _numbers(value: Any) -> set[int] | None:
     if not isinstance(value, list):
         return None
     items = cast("list[Any]", value)
-    return set(items) if all(type(x) is int for x in items) else None
+    return set(items) if all(type(x) is int and 0 <= x < 1 << 64 for x in items) else None
 
 
 def _entries(inventory: dict[str, Any], name: str, least: int) -> list[list[Any]]:

@@ -10,6 +10,7 @@ from protocol.messages import Beat, Exit, Reason
 
 HANG_FACTOR = 5  # a step may last this many times its usual time
 MEMORY = 0.9  # how slowly a worker's usual step time decays
+EARLY = 0.001  # seconds that a timer may fire before its time without a beat being left out
 CLOSING = 1.0  # seconds for owners to say Closed after a drain's grace
 
 
@@ -42,7 +43,7 @@ def _announced_step_time(worker: Worker) -> float:
 def tick(s: State) -> None:
     """Scans peers, never requests."""
     _forgive_own_absence(s)
-    if s.next_beat is None or s.now >= s.next_beat:
+    if s.next_beat is None or s.now >= s.next_beat - EARLY:
         s.next_beat = s.now + s.beat
         for peer in s.registry.peers():
             if peer.linked:

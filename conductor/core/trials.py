@@ -50,8 +50,9 @@ def waiting_alone(s: State) -> list[Request]:
 
 
 def start_waiting(s: State) -> list[Worker]:
-    """Place every group that has an empty worker. Returns workers that are being emptied for one,
-    which get no other rows meanwhile."""
+    """Place every group that has an empty worker: one without rows, and without unsettled ends,
+    which a crash would take along. Returns workers that are being emptied for a group; they get no
+    other rows meanwhile."""
     reserved: list[Worker] = []
     for trial in list(s.suspects):
         if any(r.state is not RequestState.QUEUED for r in trial.members):
@@ -66,10 +67,10 @@ def start_waiting(s: State) -> list[Worker]:
         if not able:
             _split_if_too_large(s, trial)
             continue
-        worker = min(able, key=lambda w: (len(w.rows), w.name))
-        if not worker.rows:
+        worker = min(able, key=lambda w: (len(w.rows), len(w.stakes), w.name))
+        if not worker.rows and not worker.stakes:
             _start(s, trial, worker)
-        elif s.now - trial.since >= PATIENCE:
+        elif not worker.rows or s.now - trial.since >= PATIENCE:
             reserved.append(worker)
     return reserved
 

@@ -168,9 +168,7 @@ def sent(commands: list[Command], kind: type[M], life: int | None = None) -> lis
     return [
         c.message
         for c in commands
-        if isinstance(c, Send)
-        and isinstance(c.message, kind)
-        and (life is None or c.life == life)
+        if isinstance(c, Send) and isinstance(c.message, kind) and (life is None or c.life == life)
     ]
 
 

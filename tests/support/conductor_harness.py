@@ -268,7 +268,9 @@ class SimWorker:
         if row.on_trial != (bool(row.wire.flags & ROW_TRIAL) and row.produced <= 4):
             self._say(row, Kind.PROGRESS, row.position)
 
-    def _say(self, row: SimRow, kind: Kind, value: int, extra: dict[str, Any] | None = None) -> None:
+    def _say(
+        self, row: SimRow, kind: Kind, value: int, extra: dict[str, Any] | None = None
+    ) -> None:
         report = Report(
             columns.u64([row.wire.row]), columns.u8([kind]), columns.u32([value]),
             columns.u32([0]), {0: extra} if extra else {},

@@ -31,16 +31,12 @@ def test_a_walk_that_nothing_follows_is_one_shot_only() -> None:
 
 
 def test_what_cannot_be_driven_is_refused_by_name() -> None:
-    two = GraphSpec(
-        ("a", "b"), (Walk("both", Sequential((Step("a"), Step("b")))),), "both"
-    )
+    two = GraphSpec(("a", "b"), (Walk("both", Sequential((Step("a"), Step("b")))),), "both")
     with pytest.raises(InvalidRequest, match="'both' has more than one node"):
         path(two, 5, 16)
     chain = GraphSpec(("a",), (Walk("x", Step("a"), "y"), Walk("y", Step("a"))), "x")
     with pytest.raises(InvalidRequest, match="'x' is followed by 'y'"):
         path(chain, 5, 16)
-    loops = GraphSpec(
-        ("a",), (Walk("x", Loop("l", Step("a")), "y"), Walk("y", Step("a"))), "x"
-    )
+    loops = GraphSpec(("a",), (Walk("x", Loop("l", Step("a")), "y"), Walk("y", Step("a"))), "x")
     with pytest.raises(InvalidRequest, match="'x' is a loop"):
         path(loops, 5, 16)

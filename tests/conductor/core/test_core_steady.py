@@ -1,0 +1,93 @@
+"""What a steady batch costs the conductor: beats and coalesced progress, counted, not timed."""
+
+import sys
+from typing import Any
+
+from conductor.core.commands import Send
+from conductor.core.events import Received
+from protocol import columns
+from protocol.messages import Beat, Kind, Report, Run
+from tests.support.conductor_driver import Driver, config, rows, spec
+from tests.support.conductor_harness import Simulation
+
+
+def test_a_thousand_steps_exchange_only_beats_and_progress() -> None:
+    sim = Simulation(config(), spec(context=4096, pages=4096), seed=1)
+    worker, owner = sim.start_worker("w0"), sim.start_owner("gw")
+    while moves := sim.moves():
+        sim.deliver(*moves[0])
+    for _ in range(8):
+        sim.submit(owner, [1, 2, 3], 1200)
+    while len([r for r in worker.rows.values() if r.stage == 1]) < 8:
+        for move in sim.moves():
+            sim.deliver(*move)
+        sim.step(worker)
+    while moves := sim.moves():
+        sim.deliver(*moves[0])
+    sim.commands.clear()
+    heard: list[Any] = []
+    before = worker.steps
+    while worker.steps < before + 1000:
+        assert sim.step(worker)
+        sim.pass_time(0.002)
+        for source, target in sim.moves():
+            if target == 0:
+                heard.append(sim.links[(source, target)][0])
+            sim.deliver(source, target)
+    told = [c for c in sim.commands if isinstance(c, Send)]
+    assert {type(c.message) for c in told} == {Beat}
+    beats = 1000 * 0.002 / 0.2
+    assert len(told) <= 2 * (beats + 1)
+    assert {type(m) for m in heard} == {Beat, Report}
+    reports = [m for m in heard if isinstance(m, Report)]
+    assert all(set(m.kind) == {Kind.PROGRESS} for m in reports)
+    assert len(reports) <= beats + 1
+
+
+def calls(d: Driver, event: Received) -> int:
+    """Python calls that the core makes for one event."""
+    count = 0
+
+    def note(frame: Any, what: str, arg: Any) -> None:
+        nonlocal count
+        count += what == "call"
+
+    sys.setprofile(note)
+    try:
+        d.machine.handle(event, d.now)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def crowd(queued: int, running: int) -> tuple[Driver, int, int, list[int]]:
+    d = Driver(config(max_rows=running, max_queued=100_000))
+    worker, owner = d.worker("w0", spec(pages=1 << 20)), d.owner()
+    placed = []
+    for stream in range(running):
+        placed += rows(d.submit(owner, stream))
+        for row in placed:
+            placed += rows(d.report(worker, row.row, Kind.MOVED, 1))
+    for stream in range(running, running + queued):
+        d.submit(owner, stream, deadline_ms=10_000_000)
+    return d, worker, owner, [r.row for r in placed]
+
+
+def test_an_event_costs_what_changed_and_not_what_exists() -> None:
+    costs = []
+    for queued, running in ((8, 8), (400, 64)):
+        d, worker, owner, ids = crowd(queued, running)
+        one = columns.u64(ids[:1])
+        progress = Report(one, columns.u8([Kind.PROGRESS]), columns.u32([3]), columns.u32([0]))
+        moved = Report(one, columns.u8([Kind.HELD]), columns.u32([0]), columns.u32([0]))
+        ended = Report(one, columns.u8([Kind.FINISHED]), columns.u32([8]), columns.u32([8]))
+        costs.append(
+            [
+                calls(d, Received(worker, Beat(1, 0, {}))),
+                calls(d, Received(worker, progress)),
+                calls(d, Received(worker, moved)),
+                calls(d, Received(worker, ended)),
+            ]
+        )
+        assert not [c for c in d.machine.handle(Received(owner, Beat()), d.now) if c is Run]
+    assert costs[0] == costs[1]
