@@ -145,7 +145,7 @@ def version() -> int:
 
 def main() -> None:
     try:
-        status = app(exit_on_error=False)
+        status = app(sys.argv[1:], exit_on_error=False)
     except cyclopts.CycloptsError:  # already told
         status = exit_codes.USAGE
     sys.exit(status if isinstance(status, int) else exit_codes.OK)

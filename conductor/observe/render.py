@@ -1,8 +1,11 @@
 """A snapshot as a page of text for people."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from protocol.stats import MachineStats, Snapshot
+
+_PAGES = ("pages_free", "pages_total")
 
 
 def render(snapshot: Snapshot) -> str:
@@ -47,7 +50,7 @@ def _workers(m: MachineStats) -> str:
         (
             w["name"], w["state"], w["device"], str(w["rows"]), str(w["batches"]),
             f"{w['committed_pages']}/{w['pages']}", str(w["steps"]), f"{w['last_heard_ms']} ms",
-            " ".join(f"{k}={_short(v)}" for k, v in w["load"].items()),
+            _load(w["load"]),
         )
         for w in m["workers"]
     ]  # fmt: skip
@@ -72,6 +75,12 @@ def _footer(snapshot: Snapshot) -> str:
     if snapshot["bugs"]:
         lines.append(f"bugs      {snapshot['bugs']}: see the log")
     return "\n".join(lines)
+
+
+def _load(load: dict[str, Any]) -> str:
+    """The worker's own figures that say something now; pages and rows have columns of their own."""
+    shown = {k: v for k, v in load.items() if isinstance(v, int | float) and v and k != "rows"}
+    return " ".join(f"{k}={_short(v)}" for k, v in shown.items() if k not in _PAGES)
 
 
 def _mean(total: float, counts: Sequence[int]) -> float:

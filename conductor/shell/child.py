@@ -12,13 +12,12 @@ import os
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from conductor.shell.last_words import LastWords
 from conductor.shell.line_splitter import LineSplitter
 
-TAIL_LINES = 30
 _READ = 1 << 16
 _LAST_WORDS = 1 << 20  # bytes still read from a pipe once its process has ended
 
@@ -37,7 +36,8 @@ class DeathPipe:
 class Child:
     """`on_line(child, text)` for each line of its output, `on_exit(child, returncode)` once, last.
 
-    `tail`: its last 30 lines. `killed_for`: why `kill` was called, or ''.
+    `on_line` says whether the line counts among its `last_words`. `killed_for`: why `kill` was
+    called, or ''.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class Child:
         *,
         environment: Mapping[str, str],
         inherited_fd: int,
-        on_line: Callable[["Child", str], None],
+        on_line: Callable[["Child", str], bool],
         on_exit: Callable[["Child", int], None],
     ) -> None:
         """Raises `OSError` if it cannot be started."""
         assert threading.current_thread() is threading.main_thread(), "spawn from the main thread"
         self.name = name
         self.life = life
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.last_words = LastWords()
         self.killed_for = ""
         self._on_line = on_line
         self._on_exit = on_exit
@@ -107,8 +107,8 @@ class Child:
 
     def _tell(self, lines: list[str]) -> None:
         for line in lines:
-            self.tail.append(line)
-            self._on_line(self, line)
+            if self._on_line(self, line):
+                self.last_words.add(line)
 
     def _stop_hearing(self) -> None:
         if self._pipe is not None:

@@ -53,13 +53,13 @@ class Console:
 
 
 def describe(progress: dict[str, Any]) -> str:
-    """`{"phase": "loading", "done": 3, "total": 12, "unit": "tensors"}` -> `loading 25% (3/12
-    tensors)`. Fields that are not there are not shown; unknown ones are shown by name."""
-    rest = dict(progress)
+    """`{"phase": "load", "model": "m", "done": 3, "total": 12, "what": "tensors"}` -> `load m 25%
+    (3/12 tensors)`. What is not there is not shown; unknown fields are shown by name."""
+    rest = {k: v for k, v in progress.items() if k != "worker"}  # the line's name says which
     words = [str(rest.pop(k)) for k in ("phase", "model") if k in rest]
     done, total = rest.get("done"), rest.get("total")
     if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
-        unit = f" {rest.pop('unit')}" if "unit" in rest else ""
+        unit = f" {rest.pop('what')}" if "what" in rest else ""
         words.append(f"{min(100, round(100 * done / total))}% ({done}/{total}{unit})")
         del rest["done"], rest["total"]
     words += [f"{k}={v}" for k, v in rest.items()]

@@ -197,17 +197,18 @@ class Supervisor:
         except OSError as e:  # fork failed: no memory, no process number
             self._end_of(slot, Death(outside=True, config=False, why=f"cannot be started: {e}"), [])
 
-    def _line(self, child: Child, line: str) -> None:
+    def _line(self, child: Child, line: str) -> bool:
+        """Progress is no words to quote."""
         if line.startswith(PROGRESS):
             try:
                 progress = json.loads(line.removeprefix(PROGRESS))
             except ValueError:
                 progress = None
             if isinstance(progress, dict):
-                child.tail.pop()  # no words to quote
                 self._watcher.child_progress(child.name, progress)
-                return
+                return False
         self._watcher.child_line(child.name, line)
+        return True
 
     def _exited(self, child: Child, returncode: int) -> None:
         slot = next(s for s in self._slots if s.child is child)
@@ -217,27 +218,27 @@ class Supervisor:
             self._quiet.set()
         death = classify(returncode, child.killed_for)
         self._watcher.child_ended(slot.spec.name, slot.spec.role, slot.life, death)
-        self._end_of(slot, death, list(child.tail))
+        self._end_of(slot, death, child.last_words.lines())
 
-    def _end_of(self, slot: _Slot, death: Death, tail: list[str]) -> None:
+    def _end_of(self, slot: _Slot, death: Death, words: list[str]) -> None:
         slot.last_exit = death.why
         slot.state = "stopped"
         if self._stopping:
             return
         who = f"{slot.spec.role} {slot.spec.name}: {death.why}"
         if death.config:
-            self._watcher.gave_up(_cause(who, tail), exit_codes.CONFIG)
+            self._watcher.gave_up(_cause(who, words), exit_codes.CONFIG)
             return
         verdict = slot.policy.exited(time.monotonic())
         if isinstance(verdict, GiveUp):
-            self._watcher.gave_up(_cause(f"{who}; {verdict.why}", tail), exit_codes.GAVE_UP)
+            self._watcher.gave_up(_cause(f"{who}; {verdict.why}", words), exit_codes.GAVE_UP)
             return
         slot.state = "backoff"
         loop = asyncio.get_running_loop()
         slot.timer = loop.call_later(verdict.after, self._respawn, slot)
 
 
-def _cause(who: str, tail: list[str]) -> str:
-    if not tail:
+def _cause(who: str, words: list[str]) -> str:
+    if not words:
         return f"{who} (it said nothing)"
-    return "\n    ".join([f"{who}; its last words:", *tail])
+    return "\n    ".join([f"{who}; its last words:", *words])

@@ -75,7 +75,7 @@ def test_the_page_for_people_shows_who_runs_and_what_is_wrong() -> None:
         "5 submitted, 1 open (1 rows, 0 queued with 0 tokens)",
         "closed    3 stop, 1 cancelled",
         "w0       worker   42   ready    2         ended by SIGKILL",
-        "w0      ready  cpu     1     1        3/100  17     12 ms  pages_free=97",
+        "w0      ready  cpu     1     1        3/100  17     12 ms  wasted=2\n",
         "dropped: 2 malformed",
         "counters  1 replayed",
         "bugs      1: see the log",

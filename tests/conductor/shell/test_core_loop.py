@@ -56,13 +56,16 @@ class Rig:
             self.core,
             beat_s,
             Console(LogConfig(), self.writer).log,
-            perform=lambda command: self.on_perform(command),
+            perform=self._do,
             reset=self.resets.append,
             turned=self.turned,
             ticked=self.ticks.set,
             broken=self.causes.append,
             monotonic=lambda: self.now,
         )
+
+    def _do(self, command: Command) -> None:
+        self.on_perform(command)
 
     def turned(self) -> None:
         self.turns += 1

@@ -1,4 +1,4 @@
-"""The control ROUTER over the in-memory network: sessions, refusals, what is dropped and counted."""
+"""The control ROUTER over the in-memory network: sessions, refusals, what is dropped."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -159,7 +159,9 @@ def decode_as(frame: bytes, version: int) -> Message:
 
     parts = msgpack.unpackb(frame)
     assert parts[0] == version
-    return decode(msgpack.packb([1, *parts[1:]])).message
+    ours = msgpack.packb([1, *parts[1:]])
+    assert ours is not None
+    return decode(ours).message
 
 
 def test_a_hello_that_does_not_offer_our_version_is_refused(hub: Hub) -> None:

@@ -1,4 +1,4 @@
-"""Logging never waits; what does not fit is counted; text, JSON and progress look as they should."""
+"""Logging never waits; what does not fit is counted; what text, JSON and progress look like."""
 
 import json
 import os
@@ -97,7 +97,10 @@ def test_progress_elsewhere_is_log_lines_but_few() -> None:
 @pytest.mark.parametrize(
     ("progress", "text"),
     [
-        ({"phase": "loading", "done": 3, "total": 12, "unit": "tensors"}, "loading 25% (3/12 tensors)"),  # noqa: E501
+        (
+            {"worker": "w0", "phase": "load", "done": 3, "total": 12, "what": "tensors"},
+            "load 25% (3/12 tensors)",
+        ),
         ({"phase": "warm-up", "model": "m", "bucket": 8}, "warm-up m bucket=8"),
         ({"done": 1, "total": 0}, "done=1 total=0"),
         ({}, ""),
