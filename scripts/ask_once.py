@@ -8,7 +8,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -78,8 +77,8 @@ def wait_ready(endpoints: Endpoints, daemon: "subprocess.Popen[bytes] | None") -
         if daemon is not None and daemon.poll() is not None:
             raise Failed(f"the daemon ended with status {daemon.returncode} before it was ready")
         s = snapshot(endpoints)
-        if s and s.get("ready") and endpoints.gateway.exists():
-            return endpoints.gateway.read_text(encoding="utf-8").strip()
+        if s and s["machine"]["ready"] and s["gateway_url"]:
+            return str(s["gateway_url"])
         time.sleep(0.1)
     raise Failed(f"the daemon was not ready after {START_TIMEOUT_S} s")
 
@@ -210,6 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
     sys.exit(main())
