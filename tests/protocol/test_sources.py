@@ -74,6 +74,12 @@ def test_malformed_sources_are_refused(package: Path, source: str) -> None:
         resolve_source(source)
 
 
+def test_a_glob_stays_inside_the_package(package: Path) -> None:
+    (package.parent / "outside.gguf").write_bytes(b"")
+    with pytest.raises(ConfigError, match="must stay inside the package"):
+        resolve_source("package:weights_of_mine/../outside.gguf")
+
+
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "m.gguf").write_bytes(b"")
     assert resolve_source(str(tmp_path / "m.gguf")) == tmp_path / "m.gguf"

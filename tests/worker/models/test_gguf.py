@@ -138,6 +138,18 @@ def test_unknown_quantization(tmp_path: Path) -> None:
         assert f"{gguf_name(Q)} is quantized as {said}, which cannot be read" in refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("blk.0.attn_q.weight", "blk.0.attn_k.weight"), ("llama.vocab_size", "llama.block_count")],
+)
+def test_a_name_that_occurs_twice(tmp_path: Path, old: str, new: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    was, becomes = (struct.pack("<Q", len(n)) + n.encode() for n in (old, new))
+    assert was in path.read_bytes()
+    path.write_bytes(path.read_bytes().replace(was, becomes))
+    assert f"{new!r} occurs twice" in refusal(path)
+
+
 def test_missing_and_extra_tensors_are_counted_and_named(tmp_path: Path) -> None:
     weights = tensors()
     del weights[Q]
