@@ -62,6 +62,18 @@ def test_any_composition(seed):
     assert h.engine.statistics()["pages_used"] == 0
 
 
+def test_a_steady_batch_of_uneven_rows():
+    """Rows cross page borders at different steps while nothing else changes."""
+    h = Harness(reference())
+    prompts = {rid: prompt_of(rid, n) for rid, n in ((1, 60), (2, 10), (3, 1))}
+    h.add(*prompts)
+    h.step(prompts)
+    for _ in range(40):
+        h.step([1, 2, 3])
+    for rid, prompt in prompts.items():
+        assert h.out[rid] == reference_tokens(prompt, 41)
+
+
 def test_eos_by_the_hash():
     h = Harness(reference(eos_every=9))
     h.add(1)

@@ -245,11 +245,12 @@ def test_on_a_failed_step_the_error_is_there_before_any_event(noted):
     assert h.engine.statistics()["failed_steps"] == 1
 
 
-def test_an_interpreter_going_down_is_raised_but_frees_the_waiters():
+@pytest.mark.parametrize("stage", ["forward_batched", "postprocess"])
+def test_an_interpreter_going_down_is_raised_but_frees_the_waiters(stage):
     def leave(toy, engine):
         raise KeyboardInterrupt
 
-    h = harness(Toy(forward_batched=leave))
+    h = harness(Toy(**{stage: leave}))
     h.add(1)
     batch = h.batch({1: [1]})
     h.engine.prepare_batch(batch)
@@ -258,7 +259,46 @@ def test_an_interpreter_going_down_is_raised_but_frees_the_waiters():
     assert isinstance(batch.error, KeyboardInterrupt)
     assert batch.commit_done.is_set()
     assert batch.outputs_ready.is_set()
-    assert h.engine.statistics()["pages_used"] == 0
+    assert h.engine.statistics()["pages_used"] == (stage == "postprocess")
+
+
+@pytest.mark.parametrize("how", ["empty", "refused", "raised"])
+def test_exec_alone_sets_commit_done_on_every_exit(noted, how):
+    h = harness(UsesNoted(), NOTED)
+    h.add(1)
+    if how == "refused":
+        noted.answers.append(AdmitOutcome(False, reason=AdmitFailedReason.OUT_OF_SPACE))
+    elif how == "raised":
+        noted.answers.append(RuntimeError("broken"))
+    batch = h.batch({} if how == "empty" else {1: [1]}, walk="prefill")
+    h.engine.prepare_batch(batch)
+    if how == "raised":
+        with pytest.raises(RuntimeError, match="broken"):
+            h.engine.exec(batch)
+    else:
+        h.engine.exec(batch)
+    assert batch.commit_done.is_set()
+    assert not batch.outputs_ready.is_set()
+
+
+def test_commit_done_is_set_before_outputs_are_collected():
+    seen = []
+
+    class Watched(StepOutputs):
+        def __len__(self):
+            seen.append(toy.batch.commit_done.is_set())
+            return super().__len__()
+
+    class Watches(Toy):
+        def forward(self, engine, **tensors):
+            return Watched(engine.request_ids, {"tokens": tensors["x"]})
+
+    toy = Watches(batchable=False)
+    h = harness(toy)
+    h.add(1, 2)
+    toy.batch = h.batch({1: [1], 2: [1]})
+    h.run(toy.batch)
+    assert set(seen) == {True}
 
 
 def test_a_fatal_device_error_fails_the_step_and_is_not_retried():

@@ -162,6 +162,26 @@ def test_validation_after_warm_up_and_use_outside_a_step():
         stack.resources[0].write(0, torch.zeros(1, 1, 2))
 
 
+def test_a_kept_step_follows_its_requests_to_new_slots():
+    stack = Stack([make()])
+    for rid in (1, 2):
+        stack.ingest(rid)
+    step, ctx = stack.step({1: 3, 2: 1})
+    assert stack.admit(step, ctx)
+    stack.commit(step, ctx)
+    stack.remove(1)
+    stack.remove(2)
+    stack.ingest(1)  # takes the slot that 2 had
+    stack.ingest(2)
+    assert stack.admit(step, ctx)
+    stack.commit(step, ctx)
+    _, streams = stack.resources[0].snapshot()
+    assert {key: length for key, (length, _) in streams.items()} == {
+        (1, "main"): 3,
+        (2, "main"): 1,
+    }
+
+
 def test_many_requests_outgrow_the_first_tables():
     stack = Stack([make(pages=400)])
     for rid in range(1, 200):

@@ -157,6 +157,15 @@ def test_draws_are_uncorrelated_along(by):
     assert abs((a * b).mean().item() * 12) < 0.02
 
 
+def test_both_halves_of_a_rows_key_matter():
+    """Rows whose keys agree in one half don't even share values in another order."""
+    low = torch.tensor([1, 1, 2], dtype=torch.int32)
+    high = torch.tensor([5, 6, 5], dtype=torch.int32)
+    noise = gumbel_noise(low, high, 500).sort(-1).values
+    for a, b in ((0, 1), (0, 2)):
+        assert not torch.isclose(noise[a], noise[b], atol=0, rtol=1e-7).all()
+
+
 def test_a_rare_token_keeps_its_probability():
     """p = 1e-4 beside one likely token: 400 are expected in 4,000,000 draws."""
     n, hits = 4_000_000, 0
