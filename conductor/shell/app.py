@@ -110,6 +110,7 @@ class Daemon:
         machine = Machine(config, self._life)
         self._supervisor = Supervisor(specs, config.supervision, self._environment, self)
         held.callback(self._supervisor.close)
+        held.callback(self._supervisor.kill_all, "the daemon ends")
         self._links = Links(control, self._deliver)
         executor = Executor(
             self._links, self._supervisor, self._log, self._welcomed, self._drained.set
@@ -125,6 +126,8 @@ class Daemon:
             broken=lambda cause: self.gave_up(cause, exit_codes.BUG),
         )
         held.callback(self._core.stop)
+        self._loop.set_exception_handler(self._callback_failed)
+        held.callback(self._loop.set_exception_handler, None)
         self._stats = StatsSocket(stats, self._collector().snapshot)
         for channel, receive in ((control, self._receive), (stats, self._serve_stats)):
             self._loop.add_reader(channel.fileno(), receive)
@@ -173,6 +176,14 @@ class Daemon:
     def _serve_stats(self) -> None:
         if self._stats.receive():
             self._loop.call_soon(self._serve_stats)
+
+    def _callback_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        what = str(context.get("message", "a callback failed"))
+        if isinstance(error, Exception):
+            self._core.failed(what, error)
+        else:
+            self._log.error(f"event loop: {what}")
 
     # ---- phases
 

@@ -2,8 +2,9 @@
 
 A bug in the core is not the end of the daemon at once. The event that met it is lost; the peer that
 sent it is asked for a new session, whose inventory puts both sides' accounts right; the story is
-logged. A bug that keeps coming back would corrupt more than a restart costs: more than `MAX_BUGS`
-within `BUG_WINDOW_S` seconds ends the daemon with status 70.
+logged. A command that cannot be done is lost alone. A bug that keeps coming back would corrupt more
+than a restart costs: more than `MAX_BUGS` within `BUG_WINDOW_S` seconds ends the daemon with status
+70. Bugs of the shell itself (`failed`) count among them.
 """
 
 import asyncio
@@ -95,6 +96,10 @@ class CoreLoop:
     def snapshot(self) -> dict[str, Any]:
         return self._core.snapshot(self._monotonic())
 
+    def failed(self, what: str, error: Exception) -> None:
+        """A callback of the shell raised."""
+        self._bug(what, error)
+
     def stop(self) -> None:
         """No event is handled any more."""
         self._stopped = True
@@ -107,10 +112,13 @@ class CoreLoop:
         try:
             commands = self._core.handle(event, self._monotonic())
         except Exception as e:  # a bug of ours, by the core's contract
-            self._bug(event, e)
+            self._bug("an event was lost", e, event)
             return
         for command in commands:
-            self._perform(command)
+            try:
+                self._perform(command)
+            except Exception as e:
+                self._bug(f"a {type(command).__name__} command was lost", e, event)
 
     def _schedule(self) -> None:
         """Wake at the core's next due time, and no later than one beat after the last tick."""
@@ -145,15 +153,14 @@ class CoreLoop:
             try:
                 self._core.check()
             except Exception as e:
-                self._bug(None, e)
+                self._bug("an invariant does not hold", e)
 
-    def _bug(self, event: Event | None, error: Exception) -> None:
+    def _bug(self, what: str, error: Exception, event: Event | None = None) -> None:
         self.bugs += 1
         now = self._monotonic()
         self._recent_bugs.append(now)
         while self._recent_bugs[0] < now - BUG_WINDOW_S:
             self._recent_bugs.popleft()
-        what = "an invariant does not hold" if event is None else "an event was lost"
         self._log.error(
             f"bug in the conductor: {what}", bug=str(error), at=_shown(event), exc_info=error
         )
@@ -170,4 +177,4 @@ def _shown(event: Event | None) -> str:
     """The event in a line; prompts and histories stay out of logs."""
     if isinstance(event, Received):
         return f"{type(event.message).__name__} of {event.life:#x}"
-    return repr(event)[:200]
+    return repr(event)[:200] if event is not None else "-"

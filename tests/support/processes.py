@@ -41,9 +41,11 @@ class Daemon:
         self,
         config: Mapping[str, Any],
         folder: Path,
+        *,
         command: Sequence[str] = SERVE,
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         """`folder` takes the configuration and the log. `config` gets a runtime directory of its
         own if it names none: below the system's, whose path is short enough for sockets."""
@@ -58,7 +60,7 @@ class Daemon:
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*command, str(self.config), *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,

@@ -1,6 +1,7 @@
 """The daemon with fake children: phases, signals, supervision, exit statuses. Real processes."""
 
 import os
+import pty
 import signal
 import socket
 import subprocess
@@ -35,9 +36,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(*modes: str, **more: Any) -> Daemon:
         folder = tmp_path / str(len(daemons))
         folder.mkdir()
-        environment = more.pop("environment", None)
-        config = {**CONFIG, **more}
-        daemons.append(Daemon(config, folder, DEPLOYMENT, modes or ("good",), environment))
+        process = {k: more.pop(k) for k in ("command", "environment", "stdin") if k in more}
+        process.setdefault("command", DEPLOYMENT)
+        daemons.append(Daemon({**CONFIG, **more}, folder, arguments=modes or ("good",), **process))
         return daemons[-1]
 
     yield start
@@ -68,6 +69,25 @@ def test_a_signal_to_the_whole_group_equals_one(start: Start) -> None:
     os.killpg(d.process.pid, signal.SIGINT)
     assert d.wait() == 0, d.story("a group's SIGINT is one SIGINT")
     d.wait_gone(1.0)
+
+
+def test_ctrl_c_at_a_terminal_is_one_signal(start: Start) -> None:
+    """The launcher makes the terminal its own, as a shell's foreground job has it."""
+    ours, theirs = pty.openpty()
+    take = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+    launcher = (
+        sys.executable,
+        "-c",
+        f"{take}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
+    )
+    d = start(command=(*launcher, DEPLOYMENT[1]), stdin=theirs).wait_ready()
+    d.descendants()
+    os.write(ours, b"\x03")
+    assert d.wait() == 0, d.story("Ctrl-C is one SIGINT")
+    assert "SIGINT: draining" in d.log
+    d.wait_gone(1.0)
+    for fd in (ours, theirs):
+        os.close(fd)
 
 
 def test_a_second_signal_stops_at_once(start: Start) -> None:

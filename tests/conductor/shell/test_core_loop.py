@@ -149,6 +149,30 @@ async def test_one_bug_costs_its_event_and_renews_its_peers_session() -> None:
     rig.close()
 
 
+async def test_a_command_that_fails_is_lost_alone() -> None:
+    rig = Rig()
+    rig.core.on = lambda e: [Note("info", "bad"), Note("info", "good")]
+
+    def perform(command: Command) -> None:
+        if command == Note("info", "bad"):
+            raise OverflowError("no u64")
+        rig.done.append(command)
+
+    rig.on_perform = perform
+    rig.loop.feed(LinkDown(1, "a"))
+    assert rig.done == [Note("info", "good")]
+    assert rig.loop.bugs == 1
+    rig.close()
+
+
+async def test_bugs_of_the_shell_count_too() -> None:
+    rig = Rig()
+    for _ in range(MAX_BUGS + 1):
+        rig.loop.failed("a reader raised", KeyError("x"))
+    assert len(rig.causes) == 1
+    rig.close()
+
+
 async def test_bugs_that_repeat_end_the_daemon_with_their_story() -> None:
     rig = Rig()
     rig.core.on = boom
