@@ -214,6 +214,11 @@ def test_top_k_and_top_p_against_a_plain_reference(rows):
         assert torch.equal(got[i, list(kept)], scores[i, list(kept)])
 
 
+def test_top_p_stops_where_the_sum_reaches_it():
+    got = filter_scores(torch.zeros(1, 4), torch.tensor([0]), torch.tensor([0.5]))
+    assert got.tolist() == [[0.0, 0.0, -math.inf, -math.inf]]
+
+
 def test_only_allowed_tokens_are_drawn_and_all_of_them():
     logits = torch.tensor([[1.0, 0.9, 0.8, -1.0, 0.7]])
     rows = Rows({"temperature": 1.0, "top_k": 3, "seed": 1}, {"temperature": 1.0, "top_p": 0.5})
