@@ -18,7 +18,7 @@ def main() -> int:
 
     import uvloop
 
-    from conductor.gateway.logs import make_log
+    from conductor.gateway.logs import forward_standard_logging, make_log
     from conductor.gateway.server import GatewayProcess
     from protocol.channel.endpoints import Endpoints
     from protocol.config import LogConfig, load
@@ -29,12 +29,10 @@ def main() -> int:
     except ConfigError as e:
         make_log(LogConfig()).error(f"configuration: {e.message}")
         return EXIT_CONFIG
+    log = make_log(config.log)
+    forward_standard_logging(log)
     process = GatewayProcess(
-        config,
-        Endpoints(Path(args.control_root)),
-        args.life,
-        args.death_fd,
-        make_log(config.log),
+        config, Endpoints(Path(args.control_root)), args.life, args.death_fd, log
     )
     return uvloop.run(process.run())
 

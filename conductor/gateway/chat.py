@@ -81,6 +81,8 @@ async def _stream(
     """Waits for the first piece: what fails before it still has an HTTP status of its own."""
     pieces = aiter(completion)
     first = await anext(pieces, None)
+    if first is None and completion.reason is Reason.CANCELLED:
+        raise ClientLeft
 
     async def events() -> AsyncIterator[dict[str, Any] | str]:
         yield answer.chunk({"role": "assistant", "content": ""})

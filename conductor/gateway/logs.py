@@ -35,11 +35,8 @@ class _Forward(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._log.warning(
-            self.format(record) if record.exc_info is None else record.getMessage(),
-            logger=record.name,
-            exc_info=record.exc_info,
-        )
+        extra = {"exc_info": record.exc_info} if record.exc_info else {}
+        self._log.warning(record.getMessage(), logger=record.name, **extra)
 
 
 def make_log(config: LogConfig, fd: int = 2) -> structlog.typing.FilteringBoundLogger:
@@ -62,9 +59,13 @@ def make_log(config: LogConfig, fd: int = 2) -> structlog.typing.FilteringBoundL
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(config.level),
     )
+    return log
+
+
+def forward_standard_logging(log: structlog.typing.FilteringBoundLogger) -> None:
+    """Warnings and errors of uvicorn and asyncio become lines of `log`."""
     handler = _Forward(log)
     for name in ("uvicorn", "uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False
-    return log

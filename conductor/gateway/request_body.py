@@ -35,7 +35,10 @@ async def read_json(request: Request, limit: int) -> Any:
         if not message.get("more_body", False):
             break
     try:
-        return json.loads(body, parse_constant=_no_constant)
+        value = json.loads(body, parse_constant=_no_constant)
+        if b"\\u" in body:  # half of a surrogate pair is JSON, but no text
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as e:
         raise InvalidRequest(f"the body is not valid JSON: {e}") from None
 

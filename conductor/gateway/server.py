@@ -92,6 +92,9 @@ class GatewayProcess:
             watch_death_pipe(self._death_fd, self._parent_died)
         try:
             listening = bind(self._config.gateway or GatewayConfig())
+        except ConfigError as e:
+            self._log.error(f"configuration: {e.message}")
+            return EXIT_CONFIG
         except OSError as e:
             self._log.error(f"cannot listen: {e}")
             return EXIT_FAILED

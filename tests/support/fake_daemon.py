@@ -117,6 +117,7 @@ class FakeDaemon:
         self.refuse_with: Refuse | None = None
         self.silent = False
         self.phase: str = "ready"
+        self.worker_ready = True
         self.hellos: list[Hello] = []
         self.submits: list[Submit] = []
         self.closed: list[tuple[int, int, Reason, int]] = []
@@ -287,7 +288,7 @@ class FakeDaemon:
                 "name": "fake", "life": self.life, "pid": 1, "version": "0",
                 "phase": self.phase, "uptime_s": 1.0,  # type: ignore[typeddict-item]
             },
-            "machine": {},
+            "machine": {"ready": self.worker_ready},
             "children": [],
             "gateway_url": "",
             "links": {
