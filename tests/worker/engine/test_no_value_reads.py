@@ -6,9 +6,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.engine_harness import Harness, one_node, reference
+from tests.worker.models.llama_files import write_hf
 from worker.api.inputs import ResourceStep, SubmoduleStep
-from worker.api.model import NodeResourceSpec
+from worker.api.model import BuildContext, NodeResourceSpec
 from worker.api.outputs import StepOutputs
+from worker.api.registry import load_builder
 from worker.api.submodule import NodeSubmodule
 
 READS = {
@@ -98,16 +100,25 @@ def run(h, batch):
         h.position[rid] += batch.inputs[rid].span
 
 
-@pytest.mark.parametrize("make", [lambda: reference(eos_every=5), decoder])
+def llama(tmp_path):
+    context = BuildContext(
+        "m", str(write_hf(tmp_path / "m")), torch.device("cpu"), torch.float32, None, {}
+    )
+    return load_builder("decoder_lm")(context)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda _: reference(eos_every=5), lambda _: decoder(), llama], ids=["r", "d", "llama"]
+)
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 5}], ids=["greedy", "sampled"]
 )
-def test_no_step_reads_a_value(make, params):
-    h = Harness(make(), pages=50)
+def test_no_step_reads_a_value(make, params, tmp_path):
+    h = Harness(make(tmp_path), pages=50)
     h.add(1, 2, **params)
     h.add(3)
-    run(h, h.batch({1: [3] * 5, 2: [4] * 40}, partial=[2]))
-    run(h, h.batch({2: [5] * 20, 3: [7]}))
+    run(h, h.batch({1: [3] * 5, 2: [4] * 20}, partial=[2]))
+    run(h, h.batch({2: [5] * 17, 3: [7]}))
     for _ in range(20):
         run(h, h.batch([1, 2, 3]))
     run(h, h.batch([3, 1]))
