@@ -21,6 +21,14 @@ def check(s: State) -> None:
     on_trial = {r for r in requests if r.trial is not None}
     _that(waiting | running == on_trial, "members of trials and requests on trial differ")
     _that(not waiting & running, "a request is in two trials")
+    for request in on_trial:
+        fits = (
+            request.state is RequestState.ACTIVE
+            if request in running
+            else request.state in (RequestState.QUEUED, RequestState.REBASING)
+        )
+        what = f"request {request.stream:#x} is on trial in state {request.state.name}"
+        _that(fits, what, request.lifecycle.story())
     for worker in s.registry.workers.values():
         _worker(s, worker)
     if not requests:

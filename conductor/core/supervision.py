@@ -90,6 +90,7 @@ def worker_leaving(s: State, worker: Worker, grace_ms: int) -> None:
 def _drain_worker(s: State, worker: Worker) -> None:
     """At the end of its grace its rows move elsewhere; when none is left, it may exit."""
     if worker.drain_at is not None and s.now >= worker.drain_at:
+        worker.drain_at = None
         for row_id, request in list(worker.stakes.items()):
             if row_id in worker.rows:
                 requests.rebase(s, request, f"worker {worker.name} is leaving", replay=False)
@@ -128,5 +129,5 @@ def next_due(s: State) -> float | None:
         due.append(s.give_up_at)
     if s.registry.workers or s.registry.owners:
         due.append(s.next_beat if s.next_beat is not None else s.now)
-    due.extend(w.drain_at for w in s.registry.workers.values() if w.rows and not w.exit_sent)
+    due.extend(w.drain_at for w in s.registry.workers.values() if not w.exit_sent)
     return min((t for t in due if t is not None), default=None)

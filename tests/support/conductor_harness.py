@@ -438,7 +438,7 @@ class Simulation:
         }  # fmt: skip
         if owner.welcomed:
             owner.act([owner.book.submission(s, self.now)])
-        self._flush()
+        self.flush()
         return s.id
 
     # ---- the world moves
@@ -481,7 +481,7 @@ class Simulation:
         if life in self.owners:
             self.owners[life].welcomed = False
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         for peer in (*self.workers.values(), *self.owners.values()):
             for target, message in peer.out:
                 if target or peer.life in self.sessions:
@@ -503,7 +503,7 @@ class Simulation:
             self.owners[target].take(message, self.now)
             if isinstance(message, Frames) and source in self.workers:
                 self.workers[source].acknowledged(message)
-        self._flush()
+        self.flush()
 
     def moves(self) -> list[tuple[int, int]]:
         return [k for k, q in self.links.items() if q]
@@ -515,7 +515,7 @@ class Simulation:
             self.crashes += 1
             self.kill(worker.life, outside=False)
             return True
-        self._flush()
+        self.flush()
         return moved
 
     def kill(self, life: int, outside: bool) -> None:
@@ -576,14 +576,14 @@ class Simulation:
                 owner.act(owner.book.tick(self.now))
                 if owner.life in self.sessions and owner.welcomed:
                     owner.out.append((0, Beat()))
-            self._flush()
+            self.flush()
         due = self.machine.next_due()
         if due is not None and due <= self.now:
             self.event(Tick())
 
     def drain_worker(self, worker: SimWorker, grace_ms: int) -> None:
         worker.out.append((0, Leaving(grace_ms)))
-        self._flush()
+        self.flush()
 
     def settle(self, limit: int = 200_000) -> None:
         """Let everything go on, fairly, until nothing is open."""
@@ -593,7 +593,7 @@ class Simulation:
                 self.deliver(*self.random.choice(moves))
             for worker in self.workers.values():
                 worker.resume_all()
-            self._flush()
+            self.flush()
             stepping = [w for w in list(self.workers.values()) if self.step(w)]
             for owner in self.owners.values():
                 if owner.life not in self.sessions:

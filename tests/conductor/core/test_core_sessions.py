@@ -112,10 +112,10 @@ def test_replicas_must_agree() -> None:
     d.worker("w1", spec(context=512))
     (refused,) = sent(d.last, Refuse)
     assert "worker w0 in context: 512 here, 256 there" in refused.text
-    d.worker("w2", spec(pages=7, max_batch={"decoder/decode": 2}))
+    second = d.worker("w2", spec(pages=7, max_batch={"decoder/decode": 2}))
     assert sent(d.last, Welcome)
-    for life in (first, d.machine._state.registry.worker_named("w2").life):  # type: ignore[union-attr]
-        d.exited(life)
+    d.exited(first)
+    d.exited(second)
     d.worker("w3", spec(context=512))
     assert sent(d.last, Welcome)
 
@@ -267,6 +267,17 @@ def test_an_awaited_rebase_and_end_are_repeated() -> None:
     (end,) = sent(d.last, End)
     assert (list(end.stream), end.counts) == ([1, 3], [[8], []])
     assert list(end.reason) == [Reason.LENGTH, Reason.REJECTED]
+
+
+def test_an_end_that_a_rebase_forgot_is_not_repeated() -> None:
+    d = Driver()
+    w, o = d.worker(), d.owner()
+    (row,) = rows(d.submit(o, 1))
+    d.report(w, row.row, Kind.FINISHED, 8, reason=Reason.LENGTH)
+    d.exited(w, outside=True)
+    d.history(o, 1, 2, [1] * 5)
+    d.owner(life=o, inventory={"streams": [[1, 2, 5]]})
+    assert sent(d.last, End) == []
 
 
 def test_known_streams_are_ignored_and_unknown_ones_rebased() -> None:

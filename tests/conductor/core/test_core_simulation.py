@@ -83,7 +83,7 @@ def live_through(sim: Simulation, steps: int = STEPS) -> None:
             sim.step(r.choice(list(sim.workers.values())))
         else:
             sim.pass_time(0.01)
-        sim._flush()
+        sim.flush()
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -120,6 +120,15 @@ def test_busy_is_not_hung() -> None:
     assert kills(hang(d, w, o, 16_000, 4)) == [w]
 
 
+def test_idle_time_is_no_step_time() -> None:
+    d = Driver()
+    w, o = d.worker(), d.owner()
+    d.wait(60.0, w, o)
+    d.submit(o, 1)
+    hang(d, w, o, 10, 1)
+    assert kills(hang(d, w, o, 2100, 1)) == [w]
+
+
 def test_a_worker_may_announce_that_its_steps_are_long() -> None:
     d = Driver()
     w, o = d.worker(), d.owner()

@@ -50,7 +50,7 @@ class Crashed(Driver):
 
 def test_all_rows_of_a_crash_are_suspects_and_run_alone_in_halves() -> None:
     d = Crashed(6)
-    worker, trial = d.next_trial()
+    _, trial = d.next_trial()
     assert [r.stream for r in trial] == [0, 1, 2]
     assert all(r.flags & ROW_TRIAL for r in trial)
     assert d.submit(d.gw, 50) == []  # nothing beside a trial, not even where there is room
