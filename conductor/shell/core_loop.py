@@ -22,7 +22,7 @@ from conductor.observe.histogram import Histogram
 MAX_BUGS = 3
 BUG_WINDOW_S = 60.0
 CHECK_EVERY_S = 5.0
-_SHORTEST_S = 0.001  # a core that always asks for 'now' must not starve the sockets
+_SHORTEST_S = 0.001  # a core that always asks for 'now' must not spin
 
 
 class Core(Protocol):

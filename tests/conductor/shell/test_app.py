@@ -64,10 +64,13 @@ def test_it_gets_ready_says_where_and_stops_on_sigterm(start: Start) -> None:
 
 
 def test_a_signal_to_the_whole_group_equals_one(start: Start) -> None:
-    d = start().wait_ready()
+    d = start(log={"level": "debug"}).wait_ready()
     d.descendants()
     os.killpg(d.process.pid, signal.SIGINT)
     assert d.wait() == 0, d.story("a group's SIGINT is one SIGINT")
+    ends = [line for line in d.log.splitlines() if " ended why=" in line]
+    assert len(ends) == 3
+    assert all("why='exit status 0'" in line for line in ends), d.log
     d.wait_gone(1.0)
 
 
@@ -143,6 +146,7 @@ def test_a_killed_worker_is_replaced_and_the_gateway_too(start: Start) -> None:
     s = d.until(settled, "both to be known to the core", 10)
     assert s["conductor"]["phase"] == "ready"
     assert s["machine"]["counters"]["workers_lost"] == 1
+    assert "its process ended: ended by SIGKILL" in d.log, d.story("learnt by silence only")
     assert d.stop() == 0
 
 
