@@ -101,6 +101,7 @@ class Harness:
         assert batch.commit_done.is_set()
         assert batch.outputs_ready.is_set()
         self.engine.check()
+        batch.completion_event.synchronize()
         if batch.error is None and batch.admit_error is None:
             for rid in batch.request_ids:
                 self.position[rid] += spans[rid]

@@ -115,7 +115,7 @@ class ReferenceDecoder(NodeSubmodule):
         if not any(len(i.tokens) for i in engine.infos):
             return {"tokens_T": self.sampler.last_tokens()}
         flat = [t for i in engine.infos for t in i.tokens]
-        return {"tokens_T": torch.tensor(flat, dtype=torch.int64).to(engine.device)}
+        return {"tokens_T": _upload(flat, engine.device)}
 
     def forward_batched(
         self, engine: ModelInputsFromEngine, **tensors: torch.Tensor
@@ -129,8 +129,7 @@ class ReferenceDecoder(NodeSubmodule):
         tokens_B = next_tokens(history_BL, plan.lengths, self.key, self.eos_every)
         samples = [i for i, info in enumerate(engine.infos) if info.samples]
         if len(samples) < rows:
-            picked = torch.tensor(samples, dtype=torch.int64).to(engine.device)
-            tokens_B = tokens_B.index_select(0, picked)
+            tokens_B = tokens_B.index_select(0, _upload(samples, engine.device))
         outputs = StepOutputs(self.sampler.request_ids, {"tokens": self.sampler.accept(tokens_B)})
         # Last, so that whatever the step wrote is there when a fault undoes it.
         self.faults.fire("forward", engine.infos)
@@ -156,6 +155,12 @@ class ReferenceDecoder(NodeSubmodule):
 
     def remove_request(self, request_id: int) -> None:
         self.faults.forget(request_id)
+
+
+def _upload(values: list[int], device: torch.device) -> torch.Tensor:
+    """[n] int64, pinned for a GPU so that the copy does not wait."""
+    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 # ---- the rule over tensors: int64, which wraps modulo 2 ** 64 as the rule does

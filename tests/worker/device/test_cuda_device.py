@@ -2,8 +2,10 @@ import pytest
 import torch
 
 from tests.support.engine_harness import Harness
+from tests.support.toy_decoder import toy_decoder
 from worker.api.model import BuildContext
 from worker.api.registry import load_builder
+from worker.device.cpu import CpuDevice
 from worker.models.reference_hash import reference_tokens
 from worker.resources.random_draws import gumbel_noise, row_keys
 
@@ -63,6 +65,40 @@ def test_the_reference_model_is_bit_identical_here(device):
         h.step(list(prompts))
     for rid, prompt in prompts.items():
         assert h.out[rid] == reference_tokens(prompt, 41, key=3)
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 9}], ids=["greedy", "sampled"]
+)
+def test_a_decoder_gives_the_tokens_of_the_cpu_and_never_waits(device, params):
+    outs = []
+    for d in (CpuDevice(), device):
+        h = Harness(toy_decoder(d.torch_device), pages=60, device=d)
+        h.engine.warmup()
+        h.add(1, 2, seed=1, **params)
+        h.add(3)
+        plans = [({1: [3] * 5, 2: [4] * 20}, (2,)), ({2: [5] * 30, 3: [7]}, ())]
+        batches = [h.batch(rows, partial=partial) for rows, partial in plans]
+        columns = []
+        for step in range(25):
+            batch = batches[step] if step < 2 else h.batch([1, 2, 3])
+            if step == 1:
+                batch.per_request_info[2].position = 20
+            mode = "error" if d is device else "default"
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                h.engine.prepare_batch(batch)
+                h.engine.exec_and_postprocess(batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            assert batch.error is None
+            assert not batch.failed_requests
+            for rid in batch.outputs:
+                h.out[rid].append(0)
+            columns.append(d.to_host(batch.outputs.columns["tokens"], batch.completion_event))
+        h.engine.check()
+        outs.append([c.tolist() for c in columns])
+    assert outs[0] == outs[1]
 
 
 def test_random_draws_are_those_of_the_cpu(device):

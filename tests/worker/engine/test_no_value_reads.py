@@ -6,12 +6,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.engine_harness import Harness, one_node, reference
+from tests.support.toy_decoder import ToyDecoder, toy_decoder
 from tests.worker.models.llama_files import write_hf
-from worker.api.inputs import ResourceStep, SubmoduleStep
-from worker.api.model import BuildContext, NodeResourceSpec
-from worker.api.outputs import StepOutputs
+from worker.api.model import BuildContext
 from worker.api.registry import load_builder
-from worker.api.submodule import NodeSubmodule
 
 READS = {
     "_local_scalar_dense",
@@ -48,48 +46,6 @@ class NoListing(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Decoder(NodeSubmodule):
-    """One attention layer over random projections, sampled: every resource of a real decoder."""
-
-    steady_walks = frozenset({"decode"})
-
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(40, 16)
-
-    def bind_node_resources(self, resources):
-        self.attention, self.sampler = resources["attention"], resources["sampler"]
-
-    def declare_step(self, ctx):
-        rows = ResourceStep(ctx.segments("main"))
-        return SubmoduleStep(dict.fromkeys(("kv", "attention", "positions", "sampler"), rows))
-
-    def preprocess(self, engine, inputs):
-        if engine.infos[0].walk == "decode":
-            return {"tokens": self.sampler.last_tokens()}
-        return {"tokens": torch.tensor([t for i in engine.infos for t in i.tokens])}
-
-    def forward_batched(self, engine, **tensors):
-        x = self.embed(tensors["tokens"]) + engine.plans["positions"][:, None] / 100
-        kv = x[:, :8].reshape(-1, 2, 4)
-        x = self.attention.run(0, x.view(-1, 4, 4), kv, kv).flatten(1)
-        logits = self.sampler.last_rows(x) @ self.embed.weight.T
-        return StepOutputs(self.sampler.request_ids, {"tokens": self.sampler.sample(logits)})
-
-
-def decoder():
-    nodes = ("decoder",)
-    kv = {"layers": 1, "kv_heads": 2, "head_dim": 4}
-    return one_node(
-        Decoder(),
-        NodeResourceSpec("kv", "paged_kv", nodes, options=kv),
-        NodeResourceSpec("attention", "sdpa_attention", nodes, ("kv",)),
-        NodeResourceSpec("positions", "positions", nodes, ("kv",)),
-        NodeResourceSpec("sampler", "sampler", nodes, options={"vocab": 40}),
-        vocab=40,
-    )
-
-
 def run(h, batch):
     with NoReads(), NoListing():
         h.engine.prepare_batch(batch)
@@ -108,7 +64,9 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make", [lambda _: reference(eos_every=5), lambda _: decoder(), llama], ids=["r", "d", "llama"]
+    "make",
+    [lambda _: reference(eos_every=5), lambda _: toy_decoder(), llama],
+    ids=["r", "d", "llama"],
 )
 @pytest.mark.parametrize(
     "params", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 5}], ids=["greedy", "sampled"]
@@ -137,12 +95,12 @@ def test_no_step_reads_a_value(make, params, tmp_path):
     ],
 )
 def test_the_detector_detects(read):
-    class Reads(Decoder):
+    class Reads(ToyDecoder):
         def forward_batched(self, engine, **tensors):
             read(tensors["tokens"])
             return super().forward_batched(engine, **tensors)
 
-    model = decoder()
+    model = toy_decoder()
     h = Harness(one_node(Reads(), *model.resources), pages=9)
     h.add(1)
     with pytest.raises(AssertionError):
