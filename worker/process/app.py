@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,22 +76,33 @@ def _read(path: str) -> DaemonConfig:
 
 
 class Worker:
-    """What one worker process is made of."""
+    """What one worker process is made of. `on_fatal` is called by a thread that cannot go on; the
+    default ends the process."""
 
-    def __init__(self, config: DaemonConfig, own: WorkerConfig, life: int, log: Log) -> None:
+    def __init__(
+        self,
+        config: DaemonConfig,
+        own: WorkerConfig,
+        life: int,
+        log: Log,
+        *,
+        engine: Engine | None = None,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self.config = config
         self.own = own
         self.life = life
         self.log = log
         self.clock = SystemClock()
         self.device = make_device(own.device)
-        self.engine = Engine(self.device, clock=self.clock)
+        self.engine = engine or Engine(self.device, clock=self.clock)
         self.loaded: dict[str, LoadedModel] = {}
         self.mailbox: Mailbox[Post] = Mailbox()
         self.threads = own.threads or _default_threads(config)
-        self.post: PostprocessThread | None = None
+        self._on_fatal = on_fatal or self.die
+        self._post: PostprocessThread | None = None
         self.gpu = GpuThread(
-            self.engine, self._hand_over, self._fatal, self.clock, threads=self.threads
+            self.engine, self._hand_over, self._on_fatal, self.clock, threads=self.threads
         )
 
     def load(self) -> None:
@@ -121,7 +133,7 @@ class Worker:
             self.log.last_words(f"internal error: {type(e).__name__}: {e}")
             self.log.close()
             os._exit(exit_status.BUG)
-        self._close(network, status)
+        self.close(network, status)
         return status
 
     def wire(self, network: Network, control: str, death_fd: int | None) -> WorkerLoop:
@@ -129,28 +141,28 @@ class Worker:
         served = {
             n: ServedModel(m.graph, m.next_walk, tuple(m.eos)) for n, m in self.loaded.items()
         }
-        self.post = PostprocessThread(
+        post = self._post = PostprocessThread(
             engine=self.engine,
             device=self.device,
             network=network,
             worker_life=self.life,
             models=served,
             tell_main=self.mailbox.put,
-            on_fatal=self._fatal,
+            on_fatal=self._on_fatal,
             clock=self.clock,
         )
-        self.post.start()
-        scheduler = MicroScheduler(
+        post.start()
+        self.scheduler = MicroScheduler(
             self.own.depth, {n: frozenset(m.eos) for n, m in self.loaded.items()}
         )
         channel = network.connect(control)
-        self.link = ConductorLink(channel, self.clock, self._hello, scheduler.inventory)
+        self.link = ConductorLink(channel, self.clock, self._hello, self.scheduler.inventory)
         return WorkerLoop(
             channel=channel,
             link=self.link,
-            scheduler=scheduler,
+            scheduler=self.scheduler,
             gpu=self.gpu,
-            post=self.post,
+            post=post,
             mailbox=self.mailbox,
             figures=self._figures,
             clock=self.clock,
@@ -158,6 +170,11 @@ class Worker:
             death_fd=death_fd,
             grace_ms=self.config.supervision.drain_s * 1000,
         )
+
+    @property
+    def post(self) -> PostprocessThread:
+        assert self._post is not None, "not wired yet"
+        return self._post
 
     # ---- inside
 
@@ -175,7 +192,6 @@ class Worker:
     def _figures(self) -> dict[str, Any]:
         """Published figures; read while the threads work, so each is a snapshot of its own."""
         engine = self.engine.statistics()
-        assert self.post is not None
         post = self.post.statistics()
         gpu = self.gpu.statistics()
         seconds = engine["step_seconds"]
@@ -192,18 +208,16 @@ class Worker:
         }
 
     def _hand_over(self, batch: Any) -> None:
-        assert self.post is not None, "a step before the postprocess thread runs"
         self.post.order(batch)
 
-    def _fatal(self, error: BaseException) -> None:
+    def die(self, error: BaseException) -> None:
         """Called by a thread that cannot go on. No cleanup: the device may hang in it."""
         lost = isinstance(error, Exception) and self.device.fatal(error)
         what = "the device is lost" if lost else "internal error"
         self.log.last_words(f"{what}: {type(error).__name__}: {error}")
         os._exit(exit_status.DEVICE if lost else exit_status.BUG)
 
-    def _close(self, network: Network, status: int) -> None:
-        assert self.post is not None
+    def close(self, network: Network, status: int) -> None:
         stopped = self.gpu.stop(STOP_S)
         stopped = self.post.stop(STOP_S) and stopped
         self.link.close()

@@ -160,7 +160,8 @@ class ConductorLink:
         self._channel.close()
 
     def statistics(self) -> dict[str, int]:
-        return {**self._counts, **self._channel.statistics(), **self._outbox.statistics()}
+        counts = self._counts + Counter(self._channel.statistics())
+        return {**counts, **self._outbox.statistics()}
 
     def _send(self, message: Message, keep: bool) -> None:
         if not self._outbox.push(self._session.stamp(message, keep)):
