@@ -64,7 +64,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+                env={**os.environ, "PYTHONPATH": _python_path(), **(environment or {})},
                 start_new_session=True,  # a group of its own, for tests that signal groups
             )
         self._descendants: list[psutil.Process] = []
@@ -217,6 +217,12 @@ def running_daemon(config: Mapping[str, Any], folder: Path) -> Iterator[Daemon]:
         daemon.wait_gone(2.0)
     finally:
         daemon.close()
+
+
+def _python_path() -> str:
+    """This tree first; whatever else this process was given stays."""
+    given = os.environ.get("PYTHONPATH")
+    return f"{ROOT}{os.pathsep}{given}" if given else str(ROOT)
 
 
 def _alive(p: psutil.Process) -> bool:
