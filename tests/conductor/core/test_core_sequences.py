@@ -373,6 +373,13 @@ def test_at_the_end_of_a_drains_grace_everything_is_aborted() -> None:
     assert d.report(w, row.row, Kind.LEFT) == []
 
 
+def test_a_second_drain_may_shorten_the_grace() -> None:
+    d = World()
+    d.event(Drain(60_000))
+    (told,) = sent(d.event(Drain(0)), End)
+    assert list(told.reason) == [Reason.ABORTED]
+
+
 def test_a_drain_does_not_wait_for_an_owner_that_never_says_closed() -> None:
     d = World()
     d.event(Drain(0))
