@@ -61,6 +61,11 @@ class RowRecord:
         return Place(self.stage, self.consumed, self.produced)
 
     @property
+    def batch(self) -> int | None:
+        """The batch of its planned stage; None past the last."""
+        return self.path[self.stage][0] if self.stage < len(self.path) else None
+
+    @property
     def position(self) -> int:
         """Output position reached, of steps that came back."""
         return self.start + self.emitted

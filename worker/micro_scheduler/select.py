@@ -53,7 +53,7 @@ def _ready(batch: BatchRecord, trial: bool) -> list[RowRecord]:
     return [
         r
         for r in batch.rows.values()
-        if r.may_step and r.path[r.stage][0] == number and (not trial or r.on_trial)
+        if r.may_step and r.batch == number and (not trial or r.on_trial)
     ]  # fmt: skip
 
 
@@ -69,9 +69,9 @@ def _trial_rules(s: State) -> bool:
 
 def _stepping_batch(s: State, row: RowRecord) -> BatchRecord | None:
     """The batch that the row could step in now."""
-    if row.stage >= len(row.path):
+    if row.batch is None:
         return None
-    batch = s.batches.get(row.path[row.stage][0])
+    batch = s.batches.get(row.batch)
     if batch is None or row.row not in batch.rows or batch.life.state is BatchState.PARKED:
         return None
     return batch

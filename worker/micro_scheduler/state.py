@@ -51,9 +51,9 @@ class State:
 
         A one-shot batch lists its rows itself.
         """
-        if row.stage >= len(row.path):
+        number = row.batch
+        if number is None:
             return
-        number, _ = row.path[row.stage]
         batch = self.batches.get(number)
         if batch is None:
             self.awaiting.setdefault(number, []).append(row)
@@ -63,9 +63,9 @@ class State:
 
     def leave_stage(self, row: RowRecord) -> None:
         """Undo `enter_stage`."""
-        if row.stage >= len(row.path):
+        number = row.batch
+        if number is None:
             return
-        number, _ = row.path[row.stage]
         waiting = self.awaiting.get(number)
         if waiting is not None and row in waiting:
             waiting.remove(row)
