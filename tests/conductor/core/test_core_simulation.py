@@ -8,7 +8,8 @@ import pytest
 
 from protocol.messages import Kind
 from tests.support.conductor_driver import config, spec
-from tests.support.conductor_harness import POISON, SimOwner, Simulation
+from tests.support.conductor_harness import SimOwner, Simulation
+from tests.support.conductor_sim_worker import POISON
 
 STEPS = 200
 

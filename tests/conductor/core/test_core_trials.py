@@ -4,7 +4,8 @@ import pytest
 
 from protocol.messages import ROW_TRIAL, End, Kind, Reason, Rebase, Row
 from tests.support.conductor_driver import Driver, config, rows, sent, spec
-from tests.support.conductor_harness import POISON, Simulation
+from tests.support.conductor_harness import Simulation
+from tests.support.conductor_sim_worker import POISON
 
 
 class Crashed(Driver):
