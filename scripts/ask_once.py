@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,13 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from protocol.client.stats import fetch_stats
 
 from protocol import config as configuration
 from protocol.channel.endpoints import Endpoints
+from protocol.client.stats import fetch_stats
 from protocol.errors import PodiumError
 
 ROOT = Path(__file__).resolve().parent.parent
+LOG = ROOT / ".podium" / "quickstart.log"
 START_TIMEOUT_S = 600
 STOP_TIMEOUT_S = 15
 
@@ -70,12 +72,54 @@ def snapshot(endpoints: Endpoints) -> dict[str, Any] | None:
         return None
 
 
-def wait_ready(endpoints: Endpoints, daemon: "subprocess.Popen[bytes] | None") -> str:
+class Progress:
+    """Shows what the daemon logs while it starts; on a terminal in one line that changes.
+
+    The daemon writes to a file: it may be kept, and its log must not run into the answer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._at = 0
+        self._terminal = sys.stderr.isatty()
+
+    def show(self) -> None:
+        with self.path.open(encoding="utf-8", errors="replace") as f:
+            f.seek(self._at)
+            lines = f.read().splitlines(keepends=True)
+        for line in lines:
+            if not line.endswith("\n"):
+                break  # the rest of it is still being written
+            self._at += len(line.encode())
+            text = line.split("] ", 1)[-1].strip()
+            if self._terminal:
+                width = shutil.get_terminal_size().columns - 1
+                print(f"\r\033[K{text[:width]}", end="", file=sys.stderr, flush=True)
+            else:
+                print(text, file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        if self._terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def tail(self) -> str:
+        lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return "\n".join(lines[-15:])
+
+
+def wait_ready(
+    endpoints: Endpoints, daemon: "subprocess.Popen[bytes] | None", progress: Progress
+) -> str:
     """The gateway's base URL, once a worker is ready to answer."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        if daemon is not None and daemon.poll() is not None:
-            raise Failed(f"the daemon ended with status {daemon.returncode} before it was ready")
+        if daemon is not None:
+            progress.show()
+            if daemon.poll() is not None:
+                raise Failed(
+                    f"the daemon ended with status {daemon.returncode} before it was ready; its "
+                    f"log, {progress.path}, ends:\n{progress.tail()}"
+                )
         s = snapshot(endpoints)
         if s and s["machine"]["ready"] and s["gateway_url"]:
             return str(s["gateway_url"])
@@ -158,22 +202,28 @@ def run(args: argparse.Namespace, scratch: Path) -> None:
     c = configuration.load(args.config)
     endpoints = Endpoints(configuration.runtime_dir(c))
     daemon: subprocess.Popen[bytes] | None = None
+    LOG.parent.mkdir(exist_ok=True)
+    progress = Progress(LOG)
     if snapshot(endpoints) is None:
         path = usable_config(args.config, scratch)
         command = [sys.executable, "-m", "conductor", "serve", str(path)]
         # A daemon that is kept must survive this terminal; one that is not must not outlive us.
-        daemon = subprocess.Popen(command, cwd=ROOT, start_new_session=args.keep)
+        with progress.path.open("wb") as log:
+            daemon = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=log, start_new_session=args.keep
+            )
     else:
         print("A daemon is already running; asking it.", file=sys.stderr)
     keep = daemon is None or args.keep
     try:
-        url = wait_ready(endpoints, daemon)
+        url = wait_ready(endpoints, daemon, progress)
+        progress.done()
         model = args.model or next(iter(c.models))
         ask(url, model, args.question)
         if keep:
             print(f"\nIt is still up. Next, try:\n\n  {curl_line(url, model)}\n")
             if daemon is not None:
-                print(f"Stop it with: kill {daemon.pid}")
+                print(f"Its log is {LOG.relative_to(ROOT)}; stop it with: kill {daemon.pid}")
         else:
             print(
                 "\nNothing is left running. With `scripts/quickstart --keep` it stays up; "
