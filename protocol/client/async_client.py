@@ -70,8 +70,8 @@ class AsyncClient:
         Raises `Unavailable` after `timeout` seconds, or what the conductor refused it for
         (`VersionMismatch`, `ConductorLost`). After a failure the client is closed.
         """
-        self._open()
         try:
+            self._open()
             async with asyncio.timeout(timeout):
                 while not self._link.up:
                     if self._link.error is not None:
@@ -211,8 +211,8 @@ class AsyncClient:
                 inventory=self._owner.inventory(),
             )  # fmt: skip
 
-        self._loop = asyncio.get_running_loop()
         self._link = ControlLink(Outbox(self._control), hello, self._clock.monotonic())
+        self._loop = asyncio.get_running_loop()
         for channel in (self._control, self._port.channel):
             self._loop.add_reader(channel.fileno(), self._pump)
         self._pump_soon()

@@ -139,7 +139,7 @@ class FakeDaemon:
         self.worker = FakeWorker(self)
         self.control = self.network.bind(self.endpoints.control)
         self.stats = self.network.bind(self.endpoints.stats)
-        self.loop.add_reader(self.control.fileno(), self._hear)
+        self.loop.add_reader(self.control.fileno(), self.hear)
         self.loop.add_reader(self.stats.fileno(), self._answer_stats)
         self._timer = self.loop.call_later(self.beat_ms / 1000, self._beat)
         return self
@@ -204,16 +204,16 @@ class FakeDaemon:
                 for _ in range(skip):
                     self._sessions[peer].stamp(message)
                 self.control.send(self._sessions[peer].stamp(message), peer)
-        self._hear()
+        self.hear()
 
-    # ---- inside
-
-    def _hear(self) -> None:
+    def hear(self) -> None:
         while batch := self.control.receive():
             for peer, data in batch:
                 if not self.silent:
                     self._take(peer, data)
         self.changed()
+
+    # ---- inside
 
     def _take(self, peer: bytes, data: bytes) -> None:
         envelope = decode(data)
@@ -272,7 +272,7 @@ class FakeDaemon:
         if not self.silent:
             for peer, session in self._sessions.items():
                 self.control.send(session.stamp(Beat()), peer)
-        self._hear()
+        self.hear()
         self._answer_stats()
 
     def _answer_stats(self) -> None:

@@ -417,6 +417,31 @@ async def test_every_way_out_gives_the_place_back(
     assert await gateway.drain(0)
 
 
+async def test_an_answer_that_cannot_be_written_frees_its_row(
+    app: Starlette, gateway: Gateway, daemon: FakeDaemon
+) -> None:
+    body = json.dumps({**HI, "stream": True}).encode()
+    messages = [{"type": "http.request", "body": body}]
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b""}
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            raise OSError("broken pipe")
+
+    serving = asyncio.ensure_future(app(scope, receive, send))
+    await daemon.until(lambda: daemon.submits)
+    daemon.emit(1, [97])
+    await daemon.until(lambda: daemon.closed)
+    assert daemon.closed == [(1, 1, Reason.CANCELLED, 1)]
+    await serving
+    assert gateway.statistics()["open"] == 0
+
+
 def test_the_app_is_made_without_a_server(app: Starlette) -> None:
     assert {getattr(r, "path", "") for r in app.routes} == {
         "/v1/models", "/v1/models/{name}", PATH, "/livez", "/readyz",

@@ -2,15 +2,17 @@
 
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import uvloop
 
-from protocol.channel.base import Network
+from protocol.channel.base import Channel, Network, Sent
 from protocol.channel.endpoints import Endpoints
 from protocol.channel.memory import MemoryNetwork
 from protocol.channel.zeromq import ZmqNetwork
+from protocol.client import async_client as async_client_module
 from protocol.client.async_client import AsyncClient
 from protocol.client.async_stream import AsyncStream
 from protocol.client.stats import StatsReader, fetch_stats
@@ -241,6 +243,56 @@ async def test_values_that_cannot_travel_are_refused_here(
         client.generate("m", **kw)  # type: ignore[arg-type]
 
 
+# ---- sockets
+
+
+class EdgeChannel:
+    """A channel as ZeroMQ's may behave: a send takes the edge of what arrived before it."""
+
+    def __init__(self, inner: Channel) -> None:
+        self._inner = inner
+        self.close, self.statistics, self.fileno = inner.close, inner.statistics, inner.fileno
+        self.pollable = inner.pollable
+
+    def receive(self, limit: int = 512) -> list[tuple[bytes, bytes]]:
+        os.eventfd_write(self.fileno(), 1)
+        got = self._inner.receive(limit)
+        if not got:
+            os.eventfd_read(self.fileno())
+        return got
+
+    def send(self, frame: bytes, peer: bytes = b"") -> Sent:
+        result = self._inner.send(frame, peer)
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fileno())
+        return result
+
+
+class EdgeNetwork(MemoryNetwork):
+    """Connections to the conductor are such."""
+
+    def connect(self, address: str) -> Channel:
+        inner = super().connect(address)
+        return EdgeChannel(inner) if address.endswith("control.sock") else inner
+
+
+async def test_a_frame_whose_edge_a_send_took_is_still_read(
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_client_module, "TICK_S", 1000.0)  # no tick comes to the rescue
+    net = EdgeNetwork()
+    daemon = FakeDaemon(net, endpoints, beat_ms=600_000).start()
+    client = AsyncClient(endpoints, net)
+    await client.connect(10)
+    first = await submitted(daemon, client)
+    daemon.end(first.id, Reason.DONE, [0])  # arrives, and before it is read
+    client.generate("m", [1])  # a send takes its edge
+    assert await asyncio.wait_for(first.collect(), 10) == []
+    client.close()
+    daemon.close()
+    net.close()
+
+
 # ---- sessions
 
 
@@ -287,7 +339,7 @@ async def test_a_resync_submits_open_streams_again_and_repeats_closed(
     daemon.silent = True  # the Closed below gets lost
     done.cancel()
     await asyncio.sleep(0)
-    daemon._hear()
+    daemon.hear()
     daemon.silent = False
     daemon.send(client.life, Refuse("resync", "say Hello again"))
     await daemon.until(lambda: len(daemon.hellos) == 2 and daemon.closed)
@@ -435,6 +487,20 @@ async def test_a_reader_recovers_after_a_silence(
     assert (await reader.snapshot(5))["conductor"]["phase"] == "ready"
     assert (await reader.snapshot(5))["conductor"]["phase"] == "ready"
     reader.close()
+
+
+async def test_questions_to_nobody_do_not_pile_up(endpoints: Endpoints) -> None:
+    net = MemoryNetwork()
+    reader = StatsReader(endpoints, net)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await reader.snapshot(0.01)
+    server = net.bind(endpoints.stats)
+    asking = asyncio.ensure_future(reader.snapshot(5))
+    await asyncio.sleep(0)
+    assert len(server.receive()) == 1
+    asking.cancel()
+    net.close()
 
 
 async def test_an_answer_that_is_no_snapshot(endpoints: Endpoints) -> None:
