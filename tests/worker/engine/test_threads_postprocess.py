@@ -313,6 +313,14 @@ def test_detached_rows_give_their_slots_back(bench: Bench) -> None:
     assert bench.thread.statistics()["rows"] == 1
 
 
+def test_a_slot_forgets_the_stops_of_the_row_before(bench: Bench) -> None:
+    bench.attach(1, params={"stop_token_ids": [70, 71]})
+    bench.step({1: 70})
+    bench.thread.order(Detach(1))
+    bench.attach(2)
+    assert bench.step({2: 71}).ends == {}
+
+
 def test_a_backlog_over_the_limit_stalls_the_owner_and_relief_ends_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

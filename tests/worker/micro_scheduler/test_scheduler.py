@@ -276,6 +276,22 @@ def test_when_nothing_fits_beside_it_the_youngest_is_preempted_for_the_oldest() 
     assert sim.used == 0
 
 
+def test_pages_freed_behind_a_refused_step_count_for_it() -> None:
+    sim = Sim(pages=10)
+    sim.open(DECODE)
+    sim.run(1, *[make_row(r, [(1, 1), (DECODE, 0)], n) for r, n in ((1, 3), (2, 6), (3, 4))])
+    for _ in range(2):  # two steps are done before main hears of the first
+        sim.step()
+        sim.step()
+        sim.finish()
+        sim.finish()
+    # Row 1 ended in step 3; step 4, launched before its pages went, was refused.
+    assert (sim.kinds(1)[-1], sim.kinds(3)[-1]) == (Kind.FINISHED, Kind.HELD)
+    sim.settle()
+    ends = [s.row for s in sim.said if s.kind.ends]
+    assert ends.index(3) < ends.index(2), "row 3 waited for row 2 though there was room"
+
+
 def test_what_could_never_fit_is_refused_with_the_numbers() -> None:
     sim = Sim(pages=6)
     sim.open(DECODE)

@@ -206,33 +206,13 @@ def test_sigint_is_the_conductors_and_sigterm_drains(daemon) -> None:
     assert d.wait() == exit_status.OK
 
 
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        ({"workers": [{"name": "other"}]}, "none is called 'w0'"),
-        ({"models": {"m": {"kind": "refrence"}}}, "did you mean 'reference'?"),
-        ({"models": {"m": {"kind": "decoder_lm", "source": "/nowhere.gguf"}}}, "/nowhere.gguf"),
-        ({"models": {"m": {"kind": "reference", "options": {"keys": 1}}}}, "unknown option 'keys'"),
-        ({"workers": [{"name": "w0", "device": "cuda:7"}]}, "device cuda:7: not there"),
-    ],
-)
-def test_a_configuration_that_cannot_work_exits_78_with_one_clear_line(
-    daemon, config, words: str
-) -> None:
-    d = daemon(**config)
+def test_a_configuration_that_cannot_work_exits_78_with_one_clear_line(daemon) -> None:
+    d = daemon(models={"m": {"kind": "refrence"}})
     p = d.start()
     assert d.wait() == exit_status.CONFIG
     said = [line for line in p.stderr.read().splitlines() if not line.startswith("podium-progress")]
     assert len(said) == 1
-    assert words in said[0]
-
-
-def test_an_unreadable_configuration_exits_78(daemon) -> None:
-    d = daemon()
-    d.config.write_text("{")
-    p = d.start()
-    assert d.wait() == exit_status.CONFIG
-    assert "cannot read the configuration" in p.stderr.read()
+    assert "did you mean 'reference'?" in said[0]
 
 
 def test_usage() -> None:
