@@ -34,5 +34,8 @@ class EventStream:
 
 def encode(event: dict[str, Any] | str) -> bytes:
     """One event; JSON is written on one line, so no line of it needs a prefix of its own."""
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    text = event if isinstance(event, str) else _json(event)
     return f"data: {text}\n\n".encode()
+
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
