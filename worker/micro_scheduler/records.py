@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from worker.micro_scheduler import batch_lifecycle, row_lifecycle
 from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
+from worker.micro_scheduler.decisions import PlannedStep
 from worker.micro_scheduler.lifecycle import Lifecycle
 from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
 
@@ -89,6 +90,16 @@ class RowRecord:
         )
 
     @property
+    def plain(self) -> bool:
+        """It runs, and a step that did nothing special changes nothing but its counts."""
+        return (
+            self.life.state is RowState.RUNNING
+            and self.started
+            and not self.trial
+            and not self.tried_alone
+        )
+
+    @property
     def may_retry(self) -> bool:
         """Held for space only, and nothing of it is in flight."""
         return (
@@ -124,10 +135,19 @@ class BatchRecord:
 
 @dataclass(slots=True, eq=False)
 class StepRecord:
-    """A submitted step; `before[i]` is where row i stood before it."""
+    """A submitted step: `rows[i]` is that of `planned.rows[i]`."""
 
-    step: int
+    planned: PlannedStep
     batch: BatchRecord
     trial: bool
-    rows: list[RowRecord] = field(default_factory=list[RowRecord])
-    before: list[Place] = field(default_factory=list[Place])
+    rows: list[RowRecord]
+
+    @property
+    def step(self) -> int:
+        return self.planned.step
+
+    def before(self, i: int) -> Place:
+        """Where row i stood before the step."""
+        row = self.rows[i]
+        stage = next(k for k, (b, _) in enumerate(row.path) if b == self.batch.batch)
+        return Place(stage, self.planned.positions[i], self.planned.outputs[i] - row.start)

@@ -49,12 +49,19 @@ def _order(s: State, b: BatchRecord) -> tuple[int, bool, int]:
 def _ready(batch: BatchRecord, trial: bool) -> list[RowRecord]:
     if batch.life.state is BatchState.PARKED:
         return []
+    if batch.standing and not trial:
+        # Running rows first: this is every row of every step.
+        return [
+            r
+            for r in batch.rows.values()
+            if (r.life.state is RowState.RUNNING and r.produced < r.max_steps) or r.may_step
+        ]
     number = batch.batch
     return [
         r
         for r in batch.rows.values()
         if r.may_step and r.batch == number and (not trial or r.on_trial)
-    ]  # fmt: skip
+    ]
 
 
 def _trial_rules(s: State) -> bool:
@@ -125,35 +132,41 @@ def _unstick(s: State) -> bool:
 
 def _submit(s: State, batch: BatchRecord, rows: list[RowRecord]) -> None:
     s.step += 1
-    record = StepRecord(s.step, batch, all(r.on_trial for r in rows), list(rows))
     planned = PlannedStep(s.step, batch.batch, batch.node, batch.walk, [r.row for r in rows])
+    record = StepRecord(planned, batch, bool(s.trials) and all(r.on_trial for r in rows), rows)
     batch.life.on(BatchEvent.STEP, s.step)
     batch.steps += 1
     batch.last_step = s.step
     s.last_kind[batch.priority] = batch.standing
-    advance = _advance_standing if batch.standing else _advance_one_shot
+    planned.positions = [r.consumed for r in rows]
+    planned.outputs = [r.start + r.produced for r in rows]
     for row in rows:
-        record.before.append(row.place)
-        if batch.node not in row.nodes:
-            row.nodes.add(batch.node)
-            s.decisions.append(Ingest(row.row, batch.node))
-        planned.positions.append(row.consumed)
-        planned.outputs.append(row.start + row.produced)
-        if row.life.state is not RowState.RUNNING:
-            row.life.on(RowEvent.STEP, s.step)
         row.in_flight += 1
-        advance(s, row, planned)
+        if row.life.state is not RowState.RUNNING or batch.node not in row.nodes:
+            _enter_step(s, row, batch.node)
     if batch.standing:
+        _advance_standing(rows, planned)
         park_or_unpark(s, batch)
+    else:
+        for row in rows:
+            _advance_one_shot(s, row, planned)
     s.flights[s.step] = record
     s.decisions.append(planned)
 
 
-def _advance_standing(s: State, row: RowRecord, planned: PlannedStep) -> None:
-    row.consumed += 1
-    row.produced += 1
-    planned.spans.append((0, 0))
-    planned.samples.append(True)
+def _enter_step(s: State, row: RowRecord, node: str) -> None:
+    row.life.on(RowEvent.STEP, s.step)
+    if node not in row.nodes:
+        row.nodes.add(node)
+        s.decisions.append(Ingest(row.row, node))
+
+
+def _advance_standing(rows: list[RowRecord], planned: PlannedStep) -> None:
+    for row in rows:
+        row.consumed += 1
+        row.produced += 1
+    planned.spans = [(0, 0)] * len(rows)
+    planned.samples = [True] * len(rows)
 
 
 def _advance_one_shot(s: State, row: RowRecord, planned: PlannedStep) -> None:
