@@ -54,6 +54,10 @@ class WorkerConfig(Section):
     """Names from `models`; default: all of them."""
     depth: Annotated[int, Field(ge=1, le=4)] = 2
     """Engine steps in flight; stops are learnt this many steps late at most."""
+    hang_ms: Annotated[int, Field(ge=100)] | None = None
+    """A step that lasts longer than this, and than five times what its tokens should cost, counts
+    as hung: the worker is killed and replaced. Default: 30,000 on a CPU, whose cores other work may
+    take, `supervision.silence_ms` on a GPU."""
 
 
 class GatewayConfig(Section):
@@ -86,8 +90,8 @@ class SupervisionConfig(Section):
 
     beat_ms: Annotated[int, Field(ge=20, le=10_000)] = 200
     silence_ms: Annotated[int, Field(ge=100)] = 2000
-    """A worker that is silent this long, or makes no step progress for max(this, 5 × its step
-    time) with work queued, is killed and replaced."""
+    """A worker that says nothing for this long is killed and replaced; `workers.N.hang_ms` is for
+    one that speaks and does not work."""
     backoff_ms: Annotated[int, Field(ge=1)] = 250
     """First restart delay; doubles up to `backoff_max_ms`."""
     backoff_max_ms: Annotated[int, Field(ge=1)] = 10_000

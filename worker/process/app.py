@@ -32,9 +32,13 @@ from worker.process.link import ConductorLink, versions
 from worker.process.loading import load_models, make_device, own_section, placed_models
 from worker.process.log import Log, progress
 from worker.process.loop import WorkerLoop
+from worker.process.step_pace import StepPace
 
 SWITCH_INTERVAL_S = 0.0005
 """At the default of 5 ms a busy Python thread can delay a launch by as much."""
+
+CPU_HANG_S = 30.0
+"""Other processes may take a CPU's cores from a step; nothing takes a GPU from it."""
 
 STOP_S = 0.5  # for each thread, at the end: there is nothing left to save
 
@@ -166,6 +170,7 @@ class Worker:
             mailbox=self.mailbox,
             figures=self._figures,
             clock=self.clock,
+            pace=StepPace(self._hang_s()),
             log=self.log.say,
             death_fd=death_fd,
             grace_ms=self.config.supervision.drain_s * 1000,
@@ -177,6 +182,12 @@ class Worker:
         return self._post
 
     # ---- inside
+
+    def _hang_s(self) -> float:
+        if self.own.hang_ms is not None:
+            return self.own.hang_ms / 1000
+        on_cpu = self.device.torch_device.type == "cpu"
+        return CPU_HANG_S if on_cpu else self.config.supervision.silence_ms / 1000
 
     def _hello(self, inventory: dict[str, Any]) -> Hello:
         return Hello(

@@ -32,6 +32,7 @@ from worker.micro_scheduler.events import StepDone
 from worker.micro_scheduler.scheduler import MicroScheduler
 from worker.process import exit_status
 from worker.process.link import ConductorLink, ConductorSilent, Refused
+from worker.process.step_pace import StepPace
 
 PROGRESS_S = 0.5
 LAUNCH_WAIT_S = 0.005  # a bound only: the launch is usually over, or a moment away
@@ -61,6 +62,7 @@ class WorkerLoop:
         mailbox: Mailbox[Post],
         figures: Callable[[], dict[str, Any]],
         clock: Clock,
+        pace: StepPace,
         log: Callable[[str, str], None],
         death_fd: int | None = None,
         grace_ms: int = 30_000,
@@ -72,6 +74,7 @@ class WorkerLoop:
         self._mailbox = mailbox
         self._figures = figures
         self._clock = clock
+        self._pace = pace
         self._log = log
         self._death_fd = death_fd
         self._grace_ms = grace_ms
@@ -79,8 +82,6 @@ class WorkerLoop:
         self._flying: dict[int, ExecutingBatch] = {}
         self._lines: list[Say] = []
         self._steps = 0
-        self._step_done_at = 0.0
-        self._step_ms = 0.0
         self._progress_at = 0.0
         self._leave_asked = False
         self._leave_by: float | None = None
@@ -146,12 +147,9 @@ class WorkerLoop:
             self._lines += [Say(row, Kind.SETTLED, count) for row, count in post.rows]
             return
         if isinstance(post, StepDone):
-            batch = self._flying.pop(post.step)
-            now = self._clock.monotonic()
-            ms = (now - max(batch.submitted_at, self._step_done_at)) * 1000
-            self._step_ms = ms if self._steps == 0 else 0.9 * self._step_ms + 0.1 * ms
+            del self._flying[post.step]
+            self._pace.done(post.step, self._clock.monotonic())
             self._steps += 1
-            self._step_done_at = now
         self._perform(self._scheduler.handle(post))
 
     def _said(self, message: Message) -> None:
@@ -217,6 +215,8 @@ class WorkerLoop:
         )
         first = not self._flying
         self._flying[planned.step] = batch
+        tokens = sum(stop - start or 1 for start, stop in planned.spans)
+        self._pace.submitted(planned.step, planned.node, planned.walk, tokens, batch.submitted_at)
         self._gpu.order(orders.Step(batch))
         if first:
             self._let_launch()
@@ -244,14 +244,11 @@ class WorkerLoop:
         self._link.check_silence()
 
     def _beat(self) -> Beat:
-        age = 0.0
-        if self._flying:
-            head = next(iter(self._flying.values()))
-            age = self._clock.monotonic() - max(head.submitted_at, self._step_done_at)
+        age = self._pace.age(self._clock.monotonic())
         load = {
             **self._figures(),
             **self._scheduler.statistics(),
-            "step_ms": round(self._step_ms, 3),
+            "step_ms": round(self._pace.expected() * 1000, 3),
         }
         return Beat(self._steps, int(age * 1000), load)
 
