@@ -226,6 +226,7 @@ class Rig:
             owner.listen()
         if self.status is None:
             self.status = self.loop.turn()
+            self.worker.scheduler.check()
 
     def until(self, reached: Callable[[], bool]) -> None:
         limit = time.monotonic() + BOUND_S

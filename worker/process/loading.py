@@ -65,6 +65,8 @@ def load_models(
 
     Raises `ConfigError` for what a restart cannot help.
     """
+    if engine.device.torch_device.type == "cuda":
+        torch.cuda.set_device(engine.device.torch_device)  # per thread; this one starts at GPU 0
     loaded = {n: _build(engine.device, n, m, progress) for n, m in models.items()}
     sized = [n for n, m in models.items() if m.pages is None and m.kv_memory_mib is None]
     share = _free_for_kv(engine.device) // max(1, len(sized))

@@ -244,6 +244,8 @@ class WorkerLoop:
         self._link.check_silence()
 
     def _beat(self) -> Beat:
+        if not self._flying:
+            self._scheduler.check()
         age = self._pace.age(self._clock.monotonic())
         load = {
             **self._figures(),
