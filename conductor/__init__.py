@@ -1,1 +1,1 @@
-"""The conductor process and its gateway: who runs where, in what order, by what deadline. No torch."""
+"""The conductor and its gateway: who runs where, in what order, until when. No torch."""

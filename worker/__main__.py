@@ -8,8 +8,8 @@ import argparse
 import signal
 import sys
 
+from protocol.parent import ParentGone, tie_to_parent
 from worker.process import exit_status
-from worker.process.parent import ParentGone, tie_to_parent
 
 
 def _life(text: str) -> int:

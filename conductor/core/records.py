@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from conductor.core import request_lifecycle
-from conductor.core.lifecycle import Lifecycle
 from conductor.core.request_lifecycle import RequestEvent, RequestState
+from protocol.lifecycle import Lifecycle
 from protocol.messages import Reason
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conductor.core import worker_lifecycle
-from conductor.core.lifecycle import Lifecycle
 from conductor.core.records import OneShotBatch, PlacedRow, Request, StandingBatch, Trial
 from conductor.core.worker_lifecycle import WorkerEvent, WorkerState
 from protocol.graph import ModelSpec
+from protocol.lifecycle import Lifecycle
 
 REMEMBERED = 1024  # lives of the dead that are still known
 

@@ -4,17 +4,21 @@ import argparse
 import sys
 from pathlib import Path
 
-from conductor.gateway.parent_death import die_with_parent
+from protocol.parent import ParentGone, tie_to_parent
 
 
 def main() -> int:
-    die_with_parent()
     parser = argparse.ArgumentParser(prog="conductor.gateway")
     parser.add_argument("--config", required=True, help="the resolved configuration")
     parser.add_argument("--life", required=True, type=int)
     parser.add_argument("--control-root", required=True, help="the runtime directory")
     parser.add_argument("--death-fd", type=int, help="a pipe that closes when the conductor ends")
     args = parser.parse_args()
+    try:
+        tie_to_parent(args.death_fd)  # before anything heavy is imported
+    except ParentGone as e:
+        print(f"gateway: {e}", file=sys.stderr)
+        return 0
 
     import uvloop
 

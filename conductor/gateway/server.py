@@ -18,13 +18,13 @@ import uvicorn
 from conductor.gateway.app import make_app
 from conductor.gateway.gateway import Gateway
 from conductor.gateway.health import Health
-from conductor.gateway.parent_death import watch_death_pipe
 from protocol.channel.endpoints import Endpoints
 from protocol.channel.zeromq import ZmqNetwork
 from protocol.client.async_client import AsyncClient
 from protocol.client.stats import StatsReader
 from protocol.config import DaemonConfig, GatewayConfig
 from protocol.errors import EXIT_CONFIG, ConfigError, PodiumError
+from protocol.parent import at_end
 
 EXIT_FAILED = 1
 BACKLOG = 1024
@@ -89,7 +89,7 @@ class GatewayProcess:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
         if self._death_fd is not None:
-            watch_death_pipe(self._death_fd, self._parent_died)
+            loop.add_reader(self._death_fd, self._watch_parent, self._death_fd)
         try:
             listening = bind(self._config.gateway or GatewayConfig())
         except ConfigError as e:
@@ -199,6 +199,11 @@ class GatewayProcess:
         if self._stop.is_set():
             self._abort.set()
         self._stop.set()
+
+    def _watch_parent(self, fd: int) -> None:
+        if at_end(fd):
+            asyncio.get_running_loop().remove_reader(fd)
+            self._parent_died()
 
     def _parent_died(self) -> None:
         self._log.error("the conductor is gone")

@@ -1,8 +1,8 @@
 """SmolLM2 through every process, against transformers' `generate` on the same file.
 
 32 prompts, 64 greedy tokens each in fp32: one at a time, all at once, and in random order with
-cancellations between. What is compared is the text that HTTP delivers; the reference decodes its own
-ids with its own tokenizer.
+cancellations between. What is compared is the text that HTTP delivers; the reference decodes its
+own ids with its own tokenizer.
 """
 
 import asyncio

@@ -18,7 +18,8 @@ def snapshot() -> Snapshot:
             "workers": [{
                 "name": "w0", "life": 7, "pid": 42, "state": "ready", "device": "cpu", "rows": 1,
                 "batches": 1, "committed_pages": 3, "pages": 100, "steps": 17, "step_age_ms": 0,
-                "last_heard_ms": 12, "load": {"pages_free": 97, "wasted": 2, "stage_s": {}, "held": 0}, "models": ["reference"],
+                "last_heard_ms": 12, "models": ["reference"],
+                "load": {"pages_free": 97, "wasted": 2, "stage_s": {}, "held": 0},
             }],
             "owners": [{"name": "gateway", "role": "gateway", "life": 8, "streams": 1}],
             "models": ["reference"],

@@ -6,10 +6,10 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from protocol.lifecycle import Lifecycle
 from worker.micro_scheduler import batch_lifecycle, row_lifecycle
 from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
 from worker.micro_scheduler.decisions import PlannedStep
-from worker.micro_scheduler.lifecycle import Lifecycle
 from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
 
 TRIAL_TOKENS = 4  # past its history, a row on trial is an ordinary row (rule 16)

@@ -6,7 +6,6 @@ on `launch_started_event`. Signals: orders to the GPU thread and the postprocess
 touches a stream, a tensor or a resource.
 """
 
-import os
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from protocol import columns
 from protocol.channel.base import Channel
 from protocol.clock import Clock
 from protocol.messages import Beat, Exit, Kind, Leaving, Message, Owners, Row
+from protocol.parent import at_end
 from worker.api.inputs import RequestInfo
 from worker.engine import orders
 from worker.engine.executing_batch import ExecutingBatch
@@ -118,7 +118,7 @@ class WorkerLoop:
         """Wait for something, then act on all there is. An exit status ends the worker."""
         assert threading.current_thread() is self._thread, "the loop belongs to one thread"
         ready = dict(self._poller.poll(self._timeout_ms()))
-        if self._death_fd is not None and self._death_fd in ready and _at_end(self._death_fd):
+        if self._death_fd is not None and self._death_fd in ready and at_end(self._death_fd):
             self._log("warning", "the process that started this worker is gone: leaving")
             return exit_status.OK
         posted = self._mailbox.take()
@@ -269,12 +269,3 @@ class WorkerLoop:
             return None
         self._link.bye("told to exit" if told else "the grace is over")
         return exit_status.OK
-
-
-def _at_end(fd: int) -> bool:
-    """The other side of a pipe is gone. What is written to it means nothing."""
-    os.set_blocking(fd, False)
-    try:
-        return os.read(fd, 4096) == b""
-    except BlockingIOError:
-        return False

@@ -3,10 +3,10 @@
 import pytest
 
 from conductor.core import request_lifecycle, worker_lifecycle
-from conductor.core.lifecycle import STORY, Lifecycle
 from conductor.core.request_lifecycle import RequestEvent, RequestState
 from conductor.core.worker_lifecycle import WorkerEvent, WorkerState
 from protocol.errors import IllegalTransition
+from protocol.lifecycle import STORY, Lifecycle
 
 FINAL = {RequestState.GONE, WorkerState.GONE, WorkerState.LOST}
 

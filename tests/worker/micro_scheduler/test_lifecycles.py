@@ -3,9 +3,9 @@
 import pytest
 
 from protocol.errors import IllegalTransition
+from protocol.lifecycle import STORY, Lifecycle
 from worker.micro_scheduler import batch_lifecycle, row_lifecycle
 from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
-from worker.micro_scheduler.lifecycle import STORY, Lifecycle
 from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
 
 ENDS = (RowEvent.FINISH, RowEvent.FAIL, RowEvent.REFUSE, RowEvent.PREEMPT)
@@ -52,6 +52,6 @@ def test_a_missing_pair_brings_the_last_changes() -> None:
         life.on(RowEvent.FINISH, 41)
     told = str(e.value).splitlines()
     assert told[0] == "row 0x9: no transition from ENDED on FINISH:"
-    assert told[-1] == "  WAITING -LEAVE-> ENDED (step 40)"
-    assert told[-2] == f"  RUNNING -MOVE-> WAITING (step {STORY + 2})"
+    assert told[-1] == "  WAITING -LEAVE-> ENDED (40)"
+    assert told[-2] == f"  RUNNING -MOVE-> WAITING ({STORY + 2})"
     assert len(told) == 1 + STORY

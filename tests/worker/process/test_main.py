@@ -184,7 +184,7 @@ def test_a_parent_that_is_gone_already_is_noticed_at_once(daemon) -> None:
     os.close(d.write_end)
     p = d.start()
     assert d.wait() == exit_status.OK
-    assert "ended while this worker started" in p.stderr.read()
+    assert "ended while this one started" in p.stderr.read()
     d.write_end = os.dup(d.read_end)
     assert d.conductor.hellos == []
 

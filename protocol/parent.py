@@ -1,4 +1,4 @@
-"""A worker never outlives the process that started it. Uses nothing heavy: it runs first.
+"""A child never outlives the process that started it (P8). Uses nothing heavy: it runs first.
 
 Two ways, because each has a hole: the parent-death signal is tied to the thread that spawned us and
 is set only after we began to run; the death pipe needs somebody who polls it.
@@ -26,7 +26,7 @@ def tie_to_parent(death_fd: int | None) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent or (death_fd is not None and hung_up(death_fd)):
-        raise ParentGone(f"process {parent} ended while this worker started")
+        raise ParentGone(f"process {parent} ended while this one started")
 
 
 def hung_up(fd: int) -> bool:
@@ -35,3 +35,12 @@ def hung_up(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+
+def at_end(fd: int) -> bool:
+    """As `hung_up`, for a pipe that was reported readable; what is written to it is swallowed."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 4096) == b""
+    except BlockingIOError:
+        return False
