@@ -1,13 +1,14 @@
 """A tokenizer from a GGUF file's metadata: byte-level BPE as its `tokenizer.ggml` keys tell it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from conductor.gateway.chat_template import ChatTemplate
-from conductor.gateway.gguf_metadata import read_metadata
 from protocol.errors import ConfigError
+from protocol.gguf_file import read_header
 
 _CONTROL, _USER_DEFINED = 3, 4  # token types
 
@@ -31,7 +32,7 @@ _PRE = {"smollm": _split_digits, "gpt-2": _words}
 
 def load_gguf(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     """Raises `ConfigError` that names the key and what is supported."""
-    meta = read_metadata(path, lambda k: k.startswith("tokenizer."))
+    meta = read_header(path, arrays=lambda key: key.startswith("tokenizer.")).metadata
     kind, pre = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre", "gpt-2")
     if kind != "gpt2" or pre not in _PRE:
         raise ConfigError(
@@ -58,7 +59,7 @@ def load_gguf(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     return tokenizer, _template(meta, tokens)
 
 
-def _template(meta: dict[str, Any], tokens: list[str]) -> ChatTemplate | None:
+def _template(meta: Mapping[str, Any], tokens: list[str]) -> ChatTemplate | None:
     source = meta.get("tokenizer.chat_template")
     if not isinstance(source, str):
         return None
@@ -71,7 +72,7 @@ def _template(meta: dict[str, Any], tokens: list[str]) -> ChatTemplate | None:
     return ChatTemplate(source, variables)
 
 
-def _list(meta: dict[str, Any], name: str, path: Path) -> list[str]:
+def _list(meta: Mapping[str, Any], name: str, path: Path) -> list[str]:
     value = meta.get(f"tokenizer.ggml.{name}")
     if not isinstance(value, list) or not value:
         raise ConfigError(f"{path}: no tokenizer.ggml.{name}: this file has no BPE tokenizer")

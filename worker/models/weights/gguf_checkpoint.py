@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from protocol.errors import ConfigError
+from protocol.gguf_file import GgufHeader, GgufTensor, read_header
 from worker.models.weights.checkpoint import LlamaConfig, RopeSettings
 from worker.models.weights.dequantize import block_sizes, dequantize_into, kind_name
-from worker.models.weights.gguf_header import GgufHeader, GgufTensor, read_header
 
 _ROPE_FACTORS = "rope_freqs.weight"  # how GGUF carries llama3 rope scaling
 _TOP = {
