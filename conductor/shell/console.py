@@ -5,6 +5,7 @@ from typing import Any
 
 import structlog
 
+from conductor.shell import child_line
 from conductor.shell.log import LogWriter, make_logger
 from protocol.config import LogConfig
 
@@ -22,7 +23,8 @@ class Console:
         self._told_at: dict[str, float] = {}
 
     def child(self, name: str, line: str) -> None:
-        self.log.info(line, child=name)
+        level, text, fields = child_line.read(line)
+        getattr(self.log, level)(text, child=name, **fields)
 
     def progress(self, name: str, progress: dict[str, Any]) -> None:
         text = describe(progress)

@@ -14,7 +14,7 @@ from typing import Any
 
 PROGRESS = "podium-progress "
 
-_FORMAT = "%(levelname)s %(name)s: %(message)s"
+_FORMAT = "[%(levelname)s] %(message)s"  # the conductor adds time and name
 
 
 class Log:
@@ -41,7 +41,7 @@ class Log:
 
     def last_words(self, text: str) -> None:
         """Past every queue and lock: the process ends right after."""
-        os.write(2, f"ERROR worker.{self.name}: {text}\n".encode(errors="replace"))
+        os.write(2, f"[ERROR] {text}\n".encode(errors="replace"))
 
     def close(self) -> None:
         """Writes what waits."""

@@ -29,22 +29,23 @@ def test_text_lines_name_the_child_that_speaks() -> None:
     console = Console(LogConfig(), pipe.writer)
     console.log.debug("not shown")
     console.log.warning("w1 ended", why="exit status 1")
-    console.child("w0", "hello")
+    console.child("w0", "[WARNING] hello")
     first, second = pipe.finish().splitlines()
     assert first.endswith("[warning  ] w1 ended why='exit status 1'")
-    assert second.endswith("[info     ] w0: hello")
+    assert second.endswith("[warning  ] w0: hello")
 
 
 def test_json_lines_hold_fields_and_tracebacks() -> None:
     pipe = Pipe()
     console = Console(LogConfig(format="json", level="debug"), pipe.writer)
-    console.child("w0", "hello")
+    console.child("gw", '{"event": "hello", "level": "info", "status": 200, "timestamp": "t"}')
     try:
         raise ValueError("x")
     except ValueError as e:
         console.log.error("bug", exc_info=e, odd=object)
     first, second = map(json.loads, pipe.finish().splitlines())
-    assert (first["event"], first["child"], first["level"]) == ("hello", "w0", "info")
+    assert (first["event"], first["child"], first["level"]) == ("hello", "gw", "info")
+    assert first["status"] == 200
     assert second["exception"][0]["exc_type"] == "ValueError"
 
 

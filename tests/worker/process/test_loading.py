@@ -104,5 +104,5 @@ def test_a_failure_to_load_is_one_line_and_status_1(
     )  # fmt: skip
     assert status == exit_status.FAILED
     assert capfd.readouterr().err == (
-        "ERROR worker.w: cannot start: MemoryError: no room for the weights\n"
+        "[ERROR] cannot start: MemoryError: no room for the weights\n"
     )
