@@ -48,7 +48,9 @@ def load_gguf(path: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     )
     tokenizer.pre_tokenizer = _PRE[pre]()  # type: ignore[assignment]
     tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    types = meta.get("tokenizer.ggml.token_type") or []
+    types = meta.get("tokenizer.ggml.token_type", [])
+    if not isinstance(types, list):
+        raise ConfigError(f"{path}: tokenizer.ggml.token_type: a list is expected, got {types!r}")
     for special, wanted in ((True, _CONTROL), (False, _USER_DEFINED)):
         added = [
             AddedToken(t, special=special, normalized=False)

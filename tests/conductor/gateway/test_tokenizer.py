@@ -96,6 +96,43 @@ def test_a_source_that_is_neither(tmp_path: Path) -> None:
         load_tokenizer(ModelConfig(source=str(tmp_path / "weights.bin")))
 
 
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama' with pre-tokenizer 'gpt-2'"),
+        ({"tokenizer.ggml.pre": "strange"}, "pre-tokenizer 'strange' is not supported"),
+        ({"tokenizer.ggml.tokens": None}, "no tokenizer.ggml.tokens"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "merges: 'ab' is not two tokens"),
+        ({"tokenizer.ggml.token_type": "none"}, "token_type: a list is expected, got 'none'"),
+    ],
+)
+def test_a_gguf_file_without_a_usable_tokenizer(
+    tmp_path: Path, damage: dict[str, Any], why: str
+) -> None:
+    import gguf
+
+    path = tmp_path / "m.gguf"
+    fields: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    if "tokenizer.ggml.model" in damage:
+        del fields["tokenizer.ggml.pre"]
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in (fields | damage).items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif value is not None:
+            writer.add_string(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=why):
+        load_tokenizer(ModelConfig(source=str(path)))
+
+
 # ---- templates
 
 
