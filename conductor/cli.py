@@ -21,7 +21,7 @@ from conductor.shell.log import LogWriter
 from conductor.shell.resolve import cores, preflight, resolve, visible_gpus
 from conductor.shell.runtime_dir import AlreadyRunning
 from conductor.shell.service_manager import ServiceManager
-from protocol import PROTOCOL_VERSION, __version__
+from protocol import PROTOCOL_VERSION, __version__, faults
 from protocol.channel.endpoints import Endpoints
 from protocol.channel.zeromq import ZmqNetwork
 from protocol.config import DaemonConfig, ModelConfig, load, runtime_dir
@@ -56,6 +56,7 @@ def serve(config: Path, /) -> int:
         preflight(resolved)
     except ConfigError as e:
         return _fail(e, exit_codes.CONFIG)
+    faults.install(resolved.faults, "conductor")
     console = Console(resolved.log, LogWriter(_STDERR, os.isatty(_STDERR)))
     try:
         daemon = Daemon(resolved, environment, console, _service_manager(environment))

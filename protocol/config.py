@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from protocol.errors import ConfigError
+from protocol.faults import ACTIONS, POINTS
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
 
@@ -83,6 +84,11 @@ class LimitsConfig(Section):
     """Most prompt tokens in one prefill batch; a longer prompt is prefilled in chunks."""
     max_rows: Annotated[int, Field(ge=1)] = 256
     """Most rows in one standing batch."""
+    overcommit: Annotated[float, Field(ge=1.0, le=64.0)] = 1.0
+    """KV pages that may be promised of each pool, as a multiple of it. A request is promised room
+    for its prompt and all of its `max_tokens`; at 1 no stream ever waits for memory once it runs.
+    Above 1 more requests run at once, and a worker whose pool runs out holds the youngest, or has
+    them computed again later (docs/operations.md)."""
 
 
 class SupervisionConfig(Section):
@@ -108,6 +114,43 @@ class LogConfig(Section):
     format: Literal["text", "json"] = "text"
 
 
+class FaultConfig(Section):
+    """A planted fault. For tests: it makes a process misbehave on purpose."""
+
+    point: str
+    """Where: a name in `protocol.faults.POINTS`."""
+    action: str = "raise"
+    """What: a name in `protocol.faults.ACTIONS`."""
+    where: str = ""
+    """In which process: a worker's name, `gateway` or `conductor`; default: every one."""
+    after: Annotated[int, Field(ge=0)] = 0
+    """It lets the first so many passes go by. A point inside a step is passed once a step."""
+    every: Annotated[int, Field(ge=1)] = 1
+    """From then on it fires at each so-manieth pass."""
+    times: Annotated[int, Field(ge=0)] = 0
+    """How often it fires in one process; 0: no bound."""
+    ms: Annotated[int, Field(ge=0)] = 100
+    """How long `slow` sleeps."""
+    once_file: str = ""
+    """A path; it fires only if it can create that file, so once over all processes."""
+    when_file: str = ""
+    """A path; it fires only if it can remove that file, so once each time somebody creates it."""
+
+    @field_validator("point")
+    @classmethod
+    def _known_point(cls, v: str) -> str:
+        if v not in POINTS:
+            raise ValueError(f"no fault point {v!r}{_nearest(v, list(POINTS))}")
+        return v
+
+    @field_validator("action")
+    @classmethod
+    def _known_action(cls, v: str) -> str:
+        if v not in ACTIONS:
+            raise ValueError(f"no action {v!r}{_nearest(v, list(ACTIONS))}")
+        return v
+
+
 class DaemonConfig(Section):
     """A whole deployment: the root of configs/*.yaml."""
 
@@ -123,6 +166,8 @@ class DaemonConfig(Section):
     limits: LimitsConfig = LimitsConfig()
     supervision: SupervisionConfig = SupervisionConfig()
     log: LogConfig = LogConfig()
+    faults: tuple[FaultConfig, ...] = ()
+    """For tests: where processes are to misbehave, and how."""
 
     @field_validator("models")
     @classmethod
@@ -166,6 +211,7 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
     tables = {
         "models": ModelConfig, "workers": WorkerConfig, "gateway": GatewayConfig,
         "limits": LimitsConfig, "supervision": SupervisionConfig, "log": LogConfig,
+        "faults": FaultConfig,
     }  # fmt: skip
     if len(loc) > 1:
         cls = tables.get(str(loc[0]))

@@ -24,6 +24,7 @@ def main() -> int:
 
     from conductor.gateway.logs import forward_standard_logging, make_log
     from conductor.gateway.server import GatewayProcess
+    from protocol import faults
     from protocol.channel.endpoints import Endpoints
     from protocol.config import LogConfig, load
     from protocol.errors import EXIT_CONFIG, ConfigError
@@ -33,6 +34,7 @@ def main() -> int:
     except ConfigError as e:
         make_log(LogConfig()).error(f"configuration: {e.message}")
         return EXIT_CONFIG
+    faults.install(config.faults, "gateway")
     log = make_log(config.log)
     forward_standard_logging(log)
     process = GatewayProcess(

@@ -18,9 +18,12 @@ from conductor.gateway.openai_schema import ChatRequest, parse
 from conductor.gateway.request_body import ClientLeft, read_json, when_client_leaves
 from conductor.gateway.sse import DONE, EventStream
 from conductor.gateway.stop_strings import StopStrings
+from protocol import faults
 from protocol.client.async_stream import AsyncStream
 from protocol.errors import PodiumError
 from protocol.messages import Reason
+
+_REQUEST = faults.point("gateway.request")
 
 
 class ChatEndpoint:
@@ -35,6 +38,8 @@ class ChatEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
         with gateway.admitted():
+            if _REQUEST.act is not None:
+                _REQUEST.act()
             body = await read_json(Request(scope, receive), gateway.max_body)
             request, ignored = parse(body)
             gateway.ignore(ignored)

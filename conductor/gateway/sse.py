@@ -11,7 +11,10 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from protocol import faults
+
 DONE = "[DONE]"
+_EVENT = faults.point("gateway.event")
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -28,6 +31,8 @@ class EventStream:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         async for event in self._events:
+            if _EVENT.act is not None:
+                _EVENT.act()
             await send({"type": "http.response.body", "body": encode(event), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -7,7 +7,10 @@ import structlog
 from conductor.core.commands import Command, Drained, Forget, Kill, Note, Send
 from conductor.shell.links import Links
 from conductor.shell.supervisor import Supervisor
+from protocol import faults
 from protocol.messages import Welcome
+
+_EXECUTE = faults.point("conductor.execute")
 
 
 class Executor:
@@ -28,6 +31,8 @@ class Executor:
         self._drained = drained
 
     def perform(self, command: Command) -> None:
+        if _EXECUTE.act is not None:
+            _EXECUTE.act()
         match command:
             case Send():
                 self.send(command)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgpack
 
 from conductor.core.events import Event, LinkDown, Received
-from protocol import PROTOCOL_VERSION
+from protocol import PROTOCOL_VERSION, faults
 from protocol.channel.base import Channel, Sent
 from protocol.codec import Envelope, decode, encode
 from protocol.errors import BadMessage, VersionMismatch
@@ -22,6 +22,7 @@ from protocol.session import Outbox, Session, SessionHole
 from protocol.stats import LinkStats
 
 _BATCHES = 8  # of 512 frames, before other work gets a turn
+_RECEIVE = faults.point("conductor.receive")
 
 
 @dataclass(slots=True)
@@ -102,6 +103,8 @@ class Links:
     # ---- inside
 
     def _take(self, peer: bytes, frame: bytes) -> None:
+        if _RECEIVE.act is not None:
+            _RECEIVE.act()
         try:
             envelope = decode(frame)
         except VersionMismatch:

@@ -8,6 +8,7 @@ raises alone. An exception of a resource's own, or a lost device, fails the whol
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from protocol import faults
 from protocol.clock import Clock
 from protocol.errors import Bug, CannotFit, PodiumError
 from worker.api.inputs import ModelInputsFromEngine, NodeInputs, StepContext, SubmoduleStep
@@ -17,6 +18,8 @@ from worker.engine.executing_batch import ExecutingBatch
 from worker.engine.step_runner import StepRunner
 from worker.engine.submodule_management import StandingRows, SubmoduleManagement
 from worker.resources.base import AdmitFailedReason, FullAdmitOutcome
+
+_COMMIT = faults.point("worker.gpu.commit")
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class EagerStep:
                     self._runner.rollback(m.name, later.step, later.ctx)
                 raise
         batch.commit_done.set()
+        if _COMMIT.act is not None:
+            _COMMIT.act()
         batch.outputs = StepOutputs.concat(done)
 
     def _admit_all(self, m: SubmoduleManagement, batch: ExecutingBatch) -> list[Part]:

@@ -1,8 +1,9 @@
 """The GPU thread.
 
 Owns: the device's compute stream, and every call into the engine that launches or changes state.
-Waits on: its order queue. Signals: what the engine sets on a step (`launch_started_event`,
-`commit_done`, `completion_event`, `outputs_ready`), then hands the step to the postprocess thread.
+Waits on: its order queue.
+Signals: what the engine sets on a step (`launch_started_event`, `commit_done`, `completion_event`,
+    `outputs_ready`), then hands the step to the postprocess thread.
 Never: reads a tensor's value, parses, touches a socket.
 
 Orders are performed one by one, in the order they were given. A step that fails or comes back
@@ -18,10 +19,14 @@ from typing import Any, Protocol
 
 import torch
 
+from protocol import faults
 from protocol.clock import Clock
 from protocol.errors import InvariantViolation
 from worker.engine.executing_batch import ExecutingBatch
 from worker.engine.orders import Call, GpuOrder, Ingest, Remove, Step, Stop, Unblock
+
+_PREPARE = faults.point("worker.gpu.prepare")
+_LAUNCH = faults.point("worker.gpu.launch")
 
 
 class StepEngine(Protocol):
@@ -146,7 +151,11 @@ class GpuThread:
         self._send_back(batch)
         rows = tuple(batch.request_ids)
         try:
+            if _PREPARE.act is not None:
+                _PREPARE.act()
             self._engine.prepare_batch(batch)
+            if _LAUNCH.act is not None:
+                _LAUNCH.act()
             self._engine.exec_and_postprocess(batch)
         except Exception as e:
             batch.error = batch.error or e

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol import faults
 from protocol.channel.base import Channel, Network
 from protocol.codec import decode
 from protocol.errors import WireError
@@ -15,6 +16,9 @@ from protocol.session import Outbox
 from protocol.stream_link import Emit, StreamSender
 
 TICK_S = 0.1
+
+_RECEIVE = faults.point("worker.stream.receive")
+_SEND = faults.point("worker.stream.send")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +99,8 @@ class OwnerLinks:
     def receive(self, now: float) -> None:
         for link in list(self._links.values()):
             for _, frame in link.channel.receive():
+                if _RECEIVE.act is not None:
+                    _RECEIVE.act()
                 try:
                     envelope = decode(frame)
                 except WireError:
@@ -148,5 +154,7 @@ class OwnerLinks:
         }
 
     def _push(self, link: OwnerLink, frames: list[bytes]) -> None:
+        if _SEND.act is not None and frames:
+            _SEND.act()
         if not link.outbox.push_all(frames):
             self._broken.append((link.life, "its backlog is over the limit"))

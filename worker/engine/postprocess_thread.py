@@ -1,8 +1,9 @@
 """The postprocess thread.
 
-Owns: the device-to-host stream, the rows' output positions, the stream sockets to owners. Waits on:
-its mailbox and its sockets; for a step, on `outputs_ready` and then `completion_event`. Signals:
-frames to owners, then what ended to main. Never: blocks the GPU thread, launches a step.
+Owns: the device-to-host stream, the rows' output positions, the stream sockets to owners.
+Waits on: its mailbox and its sockets; for a step, `outputs_ready` and then `completion_event`.
+Signals: frames to owners, then what ended to main.
+Never: blocks the GPU thread, launches a step.
 
 Main tells it of a row (`Attach`) before it orders the row's first step, so the row is known when
 the step comes from the GPU thread. Per step it copies one column, decides every common stop on it
@@ -19,6 +20,7 @@ import torch
 import zmq
 from numpy.typing import NDArray
 
+from protocol import faults
 from protocol.channel.base import Network
 from protocol.clock import Clock
 from protocol.errors import Bug, CannotFit, RequestFailed
@@ -51,6 +53,10 @@ from worker.micro_scheduler.events import (
     StepDone,
 )
 from worker.micro_scheduler.stops import stop_ids
+
+_READBACK = faults.point("worker.postprocess.readback")
+_FRAMES = faults.point("worker.postprocess.frames")
+_TELL = faults.point("worker.postprocess.tell")
 
 
 class TailEngine(Protocol):
@@ -214,6 +220,8 @@ class PostprocessThread:
         batch.outputs_ready.wait()
         arrived = self._clock.monotonic()
         try:
+            if _READBACK.act is not None:
+                _READBACK.act()
             rows, tokens = read_tokens(batch, self._device)
         except Exception as e:
             if self._engine.is_fatal(e):
@@ -222,6 +230,8 @@ class PostprocessThread:
             rows, tokens = [], np.zeros(0, np.int64)
         done = self._clock.monotonic()
         batch.exec_timings.device = done - arrived
+        if _FRAMES.act is not None:
+            _FRAMES.act()
         if batch.error is not None or batch.admit_error is not None:
             told = self._unfinished(batch)
         else:
@@ -229,6 +239,8 @@ class PostprocessThread:
         batch.exec_timings.postprocess = self._clock.monotonic() - done
         self._finalize(batch, told)
         self._counts["steps"] += 1
+        if _TELL.act is not None:
+            _TELL.act()
         self._tell_main(told)
 
     def _unfinished(self, batch: ExecutingBatch) -> StepDone:

@@ -1,29 +1,23 @@
 """Planted faults of the reference model: tests make one request fail, or its worker die.
 
-A fault is a mapping. `point`: "prepare", "forward", "postprocess" or "check_stop". `action`:
-"raise", "exit" (status 70, at once), "segv" or "hang" (this thread, for ever, without the GIL).
-`when_token`: a token id anywhere in the prompt; `when_prompt`: the whole prompt; neither: every
-request. `at`: from this output position on. `times`: how often in this process (0: no bound).
-`once_file`: a path; it fires only if it can create that file, so once over all processes.
+A fault is a mapping. `point`: "prepare", "forward", "postprocess" or "check_stop". `action`: a name
+in `protocol.faults.ACTIONS` (`ms`: how long "slow" sleeps). `when_token`: a token id anywhere in
+the prompt; `when_prompt`: the whole prompt; neither: every request. `at`: from this output position
+on. `times`: how often in this process (0: no bound). `once_file`: a path; it fires only if it can
+create that file, so once over all processes.
 """
 
 import os
-import signal
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from protocol.errors import ConfigError
+from protocol.faults import ACTIONS, perform
 from worker.api.inputs import RequestInfo
 from worker.api.nearest import nearest
 
 POINTS = ("prepare", "forward", "postprocess", "check_stop")
-ACTIONS = ("raise", "exit", "segv", "hang")
-
-
-class PlantedFault(RuntimeError):
-    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +29,7 @@ class Fault:
     at: int = 0
     times: int = 0
     once_file: str = ""
+    ms: int = 100
     fired: int = 0
 
     def matches(self, prompt: Sequence[int]) -> bool:
@@ -91,17 +86,7 @@ class Faults:
         for info in infos:
             for f in self.armed.get(info.request_id, ()):
                 if f.point == point and f.due(info):
-                    _act(f, info.request_id)
+                    perform(f.action, f"{point} for request {info.request_id}", f.ms)
 
     def forget(self, request_id: int) -> None:
         self.armed.pop(request_id, None)
-
-
-def _act(fault: Fault, request_id: int) -> NoReturn:
-    if fault.action == "exit":
-        os._exit(70)
-    if fault.action == "segv":
-        os.kill(os.getpid(), signal.SIGSEGV)
-    if fault.action == "hang":
-        threading.Event().wait()
-    raise PlantedFault(f"planted in {fault.point} for request {request_id}")

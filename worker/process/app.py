@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from protocol import faults
 from protocol.channel.base import Network
 from protocol.channel.zeromq import ZmqNetwork
 from protocol.clock import SystemClock
@@ -60,6 +61,7 @@ def run(
             log = Log(name, config.log.level)
         worker = Worker(config, own_section(config, name), life, log)
         worker.load()
+        faults.install(config.faults, name)  # the warm-up's steps are nobody's
     except ConfigError as e:
         log.say("error", e.message)
         return exit_status.CONFIG

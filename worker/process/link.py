@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from protocol import PROTOCOL_VERSION, columns
+from protocol import PROTOCOL_VERSION, columns, faults
 from protocol.channel.base import Channel
 from protocol.clock import Clock
 from protocol.codec import Envelope, decode
@@ -21,6 +21,9 @@ SILENCE_S = 10.0  # rule 21: without a conductor this long, a worker clears ever
 FIRST_BEAT_MS = 200  # until Welcome says otherwise
 
 End = list[Any]  # [row, kind, value, extra]
+
+_RECEIVE = faults.point("worker.control.receive")
+_SEND = faults.point("worker.control.send")
 
 
 class Refused(PodiumError):
@@ -74,6 +77,8 @@ class ConductorLink:
         """What the conductor says, in order. Raises `Refused`; a broken session is opened anew."""
         got: list[Message] = []
         for _, frame in self._channel.receive():
+            if _RECEIVE.act is not None:
+                _RECEIVE.act()
             try:
                 envelope = decode(frame)
             except WireError:
@@ -164,6 +169,8 @@ class ConductorLink:
         return {**counts, **self._outbox.statistics()}
 
     def _send(self, message: Message, keep: bool) -> None:
+        if _SEND.act is not None:
+            _SEND.act()
         if not self._outbox.push(self._session.stamp(message, keep)):
             self._counts["overflows"] += 1
             self._must_open = True

@@ -1,9 +1,10 @@
-"""The main thread's loop.
+"""The main thread.
 
-Owns: the conductor link, which rows are in which batch, which batch steps next. Waits on: the
-control socket, its mailbox (an eventfd: finished steps, news of owners), the death pipe; bounded,
-on `launch_started_event`. Signals: orders to the GPU thread and the postprocess thread. Never:
-touches a stream, a tensor or a resource.
+Owns: the conductor link, which rows are in which batch, which batch steps next.
+Waits on: the control socket, its mailbox (an eventfd: finished steps, news of owners), the death
+    pipe; bounded, `launch_started_event`.
+Signals: orders to the GPU thread and the postprocess thread.
+Never: touches a stream, a tensor or a resource.
 """
 
 import threading
@@ -14,7 +15,7 @@ from typing import Any
 
 import zmq
 
-from protocol import columns
+from protocol import columns, faults
 from protocol.channel.base import Channel
 from protocol.clock import Clock
 from protocol.messages import Beat, Exit, Kind, Leaving, Message, Owners, Row
@@ -37,6 +38,8 @@ from worker.process.step_pace import StepPace
 PROGRESS_S = 0.5
 LAUNCH_WAIT_S = 0.005  # a bound only: the launch is usually over, or a moment away
 OVERSTAY_S = 2.0  # after our own grace, if nobody told us to exit
+
+_MAIN = faults.point("worker.main")
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class WorkerLoop:
     def turn(self) -> int | None:
         """Wait for something, then act on all there is. An exit status ends the worker."""
         assert threading.current_thread() is self._thread, "the loop belongs to one thread"
+        if _MAIN.act is not None:
+            _MAIN.act()
         ready = dict(self._poller.poll(self._timeout_ms()))
         if self._death_fd is not None and self._death_fd in ready and at_end(self._death_fd):
             self._log("warning", "the process that started this worker is gone: leaving")

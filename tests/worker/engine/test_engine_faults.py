@@ -2,8 +2,8 @@
 
 import pytest
 
+from protocol.faults import PlantedFault
 from tests.support.engine_harness import Harness, reference
-from worker.models.reference_faults import PlantedFault
 from worker.models.reference_hash import reference_tokens
 
 POISON = 200
