@@ -48,7 +48,9 @@ class WorkerConfig(Section):
     """One worker process."""
 
     name: Annotated[str, Field(pattern=NAME)]
+    """In logs, statistics and errors; no two workers share one."""
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    """`cpu`, or `cuda:N` for the GPU with that number."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads; default: the machine's cores divided by the CPU workers."""
     models: tuple[str, ...] | None = None
@@ -65,9 +67,11 @@ class GatewayConfig(Section):
     """The HTTP gateway process."""
 
     host: str = "127.0.0.1"
+    """The address to listen on; `0.0.0.0` for all."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 picks a free port; `podium stats` and the log say which."""
     max_body_bytes: Annotated[int, Field(ge=1024)] = 4 << 20
+    """A larger request body is refused with 413."""
 
 
 class LimitsConfig(Section):
@@ -76,6 +80,7 @@ class LimitsConfig(Section):
     max_queued: Annotated[int, Field(ge=1)] = 4096
     """Requests that wait for a place; more are refused with 429."""
     max_queued_tokens: Annotated[int, Field(ge=1)] = 8_000_000
+    """Prompt tokens of requests that wait; more are refused with 429."""
     max_tokens: Annotated[int, Field(ge=1)] = 1 << 20
     """Upper bound on one request's `max_tokens`."""
     default_deadline_ms: Annotated[int, Field(ge=0)] = 0
@@ -95,23 +100,31 @@ class SupervisionConfig(Section):
     """How children are watched and restarted."""
 
     beat_ms: Annotated[int, Field(ge=20, le=10_000)] = 200
+    """How often processes say that they live."""
     silence_ms: Annotated[int, Field(ge=100)] = 2000
     """A worker that says nothing for this long is killed and replaced; `workers.N.hang_ms` is for
     one that speaks and does not work."""
     backoff_ms: Annotated[int, Field(ge=1)] = 250
     """First restart delay; doubles up to `backoff_max_ms`."""
     backoff_max_ms: Annotated[int, Field(ge=1)] = 10_000
+    """Longest restart delay."""
     max_restarts: Annotated[int, Field(ge=0)] = 5
     """Restarts within `restart_window_s`; more and the daemon exits, naming the cause."""
     restart_window_s: Annotated[int, Field(ge=1)] = 300
+    """How long a restart counts against `max_restarts`."""
     start_timeout_s: Annotated[int, Field(ge=1)] = 600
+    """A child that is not ready by then is killed and restarted."""
     drain_s: Annotated[int, Field(ge=0)] = 30
     """After SIGTERM, running streams may finish within this time."""
 
 
 class LogConfig(Section):
+    """What is logged, on stderr."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is told."""
     format: Literal["text", "json"] = "text"
+    """`text` for people, `json` for collectors: one object a line."""
 
 
 class FaultConfig(Section):
@@ -155,17 +168,22 @@ class DaemonConfig(Section):
     """A whole deployment: the root of configs/*.yaml."""
 
     name: Annotated[str, Field(pattern=NAME)] = "podium"
+    """Tells deployments of one host apart: it names the default runtime directory."""
     runtime_dir: str | None = None
     """Sockets, lock and resolved configuration; default: `$XDG_RUNTIME_DIR/podium/<name>`, else
     `<tmp>/podium-<uid>/<name>`. Made with mode 0700."""
     models: Annotated[dict[str, ModelConfig], Field(min_length=1)]
+    """Served models, by the name that requests give."""
     workers: Literal["auto"] | tuple[WorkerConfig, ...] = "auto"
     """`auto`: one worker per visible GPU, or one CPU worker with all cores."""
     gateway: GatewayConfig | None = GatewayConfig()
     """`null`: no HTTP; clients speak ZeroMQ."""
     limits: LimitsConfig = LimitsConfig()
+    """What is admitted, and how large batches become."""
     supervision: SupervisionConfig = SupervisionConfig()
+    """How children are watched, restarted and drained."""
     log: LogConfig = LogConfig()
+    """What is logged, and how."""
     faults: tuple[FaultConfig, ...] = ()
     """For tests: where processes are to misbehave, and how."""
 

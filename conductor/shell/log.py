@@ -1,8 +1,13 @@
-"""Logs of the daemon and its children, to one stream, without ever blocking the scheduler (P12).
+"""The log thread: lines of the daemon and its children, to one stream, without ever blocking the
+scheduler (P12).
 
-`LogWriter` owns a thread that does the writing. A reader that stops reading (a full pipe, a stopped
-terminal) fills a bounded backlog; what does not fit is dropped and counted, and the count is told
-when the reader comes back.
+Owns: the file descriptor of the log.
+Waits on: a condition, for lines; then on the descriptor, until it takes them.
+Signals: nobody.
+Never: calls into the conductor.
+
+A reader that stops reading (a full pipe, a stopped terminal) fills a bounded backlog; what does not
+fit is dropped and counted, and the count is told when the reader comes back.
 """
 
 import os

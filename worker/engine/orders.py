@@ -1,7 +1,10 @@
 """What a worker's threads ask of each other, as values.
 
-main → GPU thread (`GpuOrder`), main and the GPU thread → postprocess thread (`PostOrder`),
-postprocess thread → main (`Post`). Each queue is first in, first out.
+Each queue is first in, first out:
+
+GpuOrder: main → gpu
+PostOrder: main, gpu → postprocess
+Post: postprocess → main
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +21,15 @@ from worker.micro_scheduler.events import EmptyClosed, OwnerGone, OwnerStalled, 
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """Prepare this step, launch it, and hand it to the postprocess thread."""
+
     batch: ExecutingBatch
 
 
 @dataclass(frozen=True, slots=True)
 class Ingest:
+    """The request will use this node: make room for its state."""
+
     node: str
     request_id: int
     params: Mapping[str, Any]
@@ -30,11 +37,15 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True)
 class Unblock:
+    """Steps may contain these rows again: what blocked them is settled."""
+
     request_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
+    """Free all that the request has: no step contains it any more."""
+
     request_id: int
 
 
@@ -59,6 +70,8 @@ GpuOrder = Step | Ingest | Unblock | Remove | Call | Stop
 
 @dataclass(frozen=True, slots=True)
 class Attach:
+    """This row will be in steps: where its tokens go, and what ends it."""
+
     row: Row
     model: str
 
@@ -80,12 +93,16 @@ class CloseEmpty:
 
 @dataclass(frozen=True, slots=True)
 class OwnerUp:
+    """Connect to this owner; again, if it moved."""
+
     owner: int
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerDown:
+    """Forget this owner and what is kept for it."""
+
     owner: int
 
 

@@ -1,7 +1,9 @@
-"""What a worker says on stderr: log lines, and progress lines that the supervisor draws.
+"""The log thread: what a worker says on stderr, log lines and progress that the supervisor draws.
 
-Once serving, lines go through a queue and a thread of their own: a supervisor that does not read
-its pipe must not stop a thread that schedules (promise P12).
+Owns: stderr, once the worker serves.
+Waits on: its queue of lines; on stderr, until it takes them.
+Signals: nobody.
+Never: holds up a thread that schedules, though the supervisor may not read its pipe (P12).
 """
 
 import json
