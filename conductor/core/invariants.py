@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from conductor.core import batching
+from conductor.core import batching, placement
 from conductor.core.records import OneShotBatch, Request
 from conductor.core.registry import Worker
 from conductor.core.request_lifecycle import RequestState
@@ -31,6 +31,7 @@ def check(s: State) -> None:
         _that(fits, what, request.lifecycle.story())
     for worker in s.registry.workers.values():
         _worker(s, worker)
+        _memory(s, worker)
     if not requests:
         _at_rest(s)
 
@@ -91,11 +92,9 @@ def _request(s: State, request: Request) -> None:
 
 def _worker(s: State, worker: Worker) -> None:
     name = f"worker {worker.name}"
-    pages: Counter[str] = Counter()
     wanted: set[tuple[int, int]] = set()
     for row in worker.rows.values():
         _that(row.worker is worker and not row.ended, f"{name}: row {row.id} is not its own")
-        pages[row.model] += row.pages
         request = row.request
         if request.row is row:
             key = (request.owner.life, request.stream)
@@ -108,14 +107,32 @@ def _worker(s: State, worker: Worker) -> None:
             trial is None or row.leaving or row.request.trial is trial,
             f"{name}: row {row.id} steps beside a trial",
         )
-    for model in worker.pages.keys() | pages.keys():
-        promised, pool = worker.pages.get(model, 0), worker.specs[model].pages
-        _that(promised == pages[model], f"{name}: {promised} pages counted, {pages[model]} held")
-        _that(not pool or promised <= pool, f"{name}: {promised} pages promised of {pool}")
     for row_id, request in worker.stakes.items():
         mine = request.row is not None and request.row.id == row_id
         _that(mine, f"{name}: a stake in a row that is not current", request.lifecycle.story())
     _batches(worker, name)
+
+
+def _memory(s: State, worker: Worker) -> None:
+    """Promises within bounds; and what may not be preempted fits beside all that is older."""
+    name = f"worker {worker.name}"
+    pages: Counter[str] = Counter()
+    for row in sorted(worker.rows.values(), key=lambda row: row.id):
+        pages[row.model] += row.pages
+        pool, request = worker.specs[row.model].pages, row.request
+        # One that was preempted meanwhile for the last time is leaving.
+        safe = row.leaving or row.ended or placement.may_be_preempted(request)
+        _that(
+            safe or not pool or pages[row.model] <= pool,
+            f"{name}: row {row.id} may not be preempted, and with what is older needs"
+            f" {pages[row.model]} pages of {pool}",
+            request.lifecycle.story(),
+        )
+    for model in worker.pages.keys() | pages.keys():
+        promised, spec = worker.pages.get(model, 0), worker.specs[model]
+        most = placement.most_pages(spec, s.config.limits)
+        _that(promised == pages[model], f"{name}: {promised} pages counted, {pages[model]} held")
+        _that(not spec.pages or promised <= most, f"{name}: {promised} pages promised of {most}")
 
 
 def _batches(worker: Worker, name: str) -> None:

@@ -14,16 +14,37 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
     return -(-tokens // spec.page_tokens) if spec.page_tokens else 0
 
 
-def fits_pool(worker: Worker, model: str, pages: int) -> bool:
-    """Promises never pass the pool, so a worker that keeps them never runs out of pages."""
-    spec = worker.specs[model]
-    return not spec.pages or worker.pages.get(model, 0) + pages <= spec.pages
+MAX_PREEMPTIONS = 4
+
+
+def may_be_preempted(request: Request) -> bool:
+    """Not one that may not be computed again, nor one that was preempted often enough."""
+    return request.replay != "never" and request.preemptions < MAX_PREEMPTIONS
+
+
+def most_pages(spec: ModelSpec, limits: LimitsConfig) -> int:
+    """Pages of one pool that may be promised."""
+    return int(spec.pages * limits.overcommit)
+
+
+def fits_pool(worker: Worker, request: Request, limits: LimitsConfig) -> bool:
+    """Promises may pass the pool by `overcommit`, no single one may.
+
+    A worker that runs out preempts the youngest row. So a row that must not be preempted goes only
+    where it fits beside everything placed before it: what comes later is younger.
+    """
+    spec = worker.specs[request.model]
+    if not spec.pages:
+        return True
+    pages = pages_for(spec, request.total_tokens)
+    most = most_pages(spec, limits) if may_be_preempted(request) else spec.pages
+    return pages <= spec.pages and worker.pages.get(request.model, 0) + pages <= most
 
 
 def has_room(worker: Worker, request: Request, limits: LimitsConfig) -> bool:
     """Pages, a seat in the standing batch, and a one-shot batch that can go out at once."""
     spec = worker.specs[request.model]
-    if not fits_pool(worker, request.model, pages_for(spec, request.total_tokens)):
+    if not fits_pool(worker, request, limits):
         return False
     path = walk.path(spec.graph, request.input_tokens, limits.prefill_tokens)
     priority = request.priority

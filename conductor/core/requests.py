@@ -17,7 +17,7 @@ from protocol.errors import (
 from protocol.messages import Closed, History, Reason, Submit
 
 LAST_ATTEMPT = 0xFFFF
-MAX_PREEMPTIONS = 16
+LAST_PREEMPTION = 16  # of one that no worker had to preempt: something is wrong with them
 
 
 def submit(s: State, owner: Owner, message: Submit) -> None:
@@ -212,9 +212,11 @@ def rebase(s: State, request: Request, why: str, *, replay: bool) -> bool:
 
 
 def preempted(s: State, request: Request) -> None:
+    """A worker had no room for it. It is computed again, prompt and history; after a few times,
+    only where all of it fits (`placement.may_be_preempted`)."""
     request.preemptions += 1
     s.count("preempted")
-    if request.preemptions > MAX_PREEMPTIONS:
+    if request.preemptions > LAST_PREEMPTION:
         error = Overloaded(f"preempted {request.preemptions} times", retry_after=1)
         propose_end(s, request, Reason.FAILED, error)
         return

@@ -25,6 +25,7 @@ from worker.micro_scheduler.scheduler import Event, MicroScheduler
 
 OWNER = 7
 NODE = "m/node"
+OTHER_NODE = "n/node"  # another model, with a pool of its own
 EOS = 99
 
 
@@ -33,6 +34,7 @@ class SimRow:
     """What the engine and the postprocess thread hold of a row."""
 
     row: Row
+    model: str
     stops_at: int  # outputs after which it stops by itself
     consumed: int = 0
     outputs: int = 0  # computed by the engine
@@ -43,6 +45,8 @@ class SimRow:
 
 @dataclass(slots=True)
 class Sim:
+    """`pages`: of each model's pool."""
+
     depth: int = 2
     pages: int = 1 << 30
     scheduler: MicroScheduler = field(init=False)
@@ -60,7 +64,7 @@ class Sim:
     skip_next: set[int] = field(default_factory=set[int])
 
     def __post_init__(self) -> None:
-        self.scheduler = MicroScheduler(self.depth, {"m": frozenset({EOS})})
+        self.scheduler = MicroScheduler(self.depth, {"m": frozenset({EOS}), "n": frozenset()})
         self.give(Owners(OWNER, "memory://owner", True))
 
     # ---- the conductor
@@ -71,11 +75,15 @@ class Sim:
             self._take(self.scheduler.plan())
         self.scheduler.check()
 
-    def open(self, batch: int = 100, priority: int = 0, limit: int | None = None) -> None:
-        self.give(Open(batch, NODE, "decode", priority, 256, limit))
+    def open(
+        self, batch: int = 100, priority: int = 0, limit: int | None = None, node: str = NODE
+    ) -> None:
+        self.give(Open(batch, node, "decode", priority, 256, limit))
 
-    def run(self, batch: int, *rows: Row | int, priority: int = 0, plan: bool = True) -> None:
-        self.give(Run(batch, NODE, "prefill", priority, list(rows)), plan)
+    def run(
+        self, batch: int, *rows: Row | int, priority: int = 0, plan: bool = True, node: str = NODE
+    ) -> None:
+        self.give(Run(batch, node, "prefill", priority, list(rows)), plan)
 
     def leave(self, *rows: int) -> None:
         self.give(Leave(columns.u64(rows), columns.u8([0] * len(rows))))
@@ -130,7 +138,11 @@ class Sim:
 
     @property
     def used(self) -> int:
-        return sum(r.consumed for n, r in self.rows.items() if n not in self.removed)
+        return self.used_of("m") + self.used_of("n")
+
+    def used_of(self, model: str) -> int:
+        left = (r for n, r in self.rows.items() if n not in self.removed)
+        return sum(r.consumed for r in left if r.model == model)
 
     def kinds(self, row: int) -> list[Kind]:
         return [s.kind for s in self.said if s.row == row]
@@ -147,7 +159,9 @@ class Sim:
                     self._say(d)
                 case Attach():
                     assert d.row.row not in self.rows, "a row is attached once"
-                    self.rows[d.row.row] = SimRow(d.row, self.stops_at.get(d.row.row, 1 << 30))
+                    self.rows[d.row.row] = SimRow(
+                        d.row, d.model, self.stops_at.get(d.row.row, 1 << 30)
+                    )
                 case CloseEmpty():
                     end = RowEnd(d.reason, self._base(d.row), True)
                     self.give(EmptyClosed(d.row, end), plan=False)
@@ -191,7 +205,7 @@ class Sim:
         self.blocked |= failed.keys()
         at = {r: i for i, r in enumerate(d.rows)}
         need = {r: (d.spans[at[r]][1] - d.spans[at[r]][0]) or 1 for r in rows}
-        if self.used + sum(need.values()) > self.pages:
+        if self.used_of(d.node.partition("/")[0]) + sum(need.values()) > self.pages:
             self.blocked |= set(rows)
             return StepDone(
                 d.step, failed=failed, returned=frozenset(returned),

@@ -73,7 +73,7 @@ def _ran(s: State, row: RowRecord, record: StepRecord, i: int) -> None:
         s.say(row, Kind.STARTED)
     row.tried_alone = False
     if row.no_space:
-        row.no_space = False
+        del row.pool.waiting[row.row]
         s.release(row)
     if not record.batch.standing:
         row.done_stage = record.before(i).stage + 1
@@ -103,12 +103,12 @@ def _put_back(s: State, row: RowRecord, before: Place) -> None:
 def _refused(s: State, record: StepRecord, refusal: Refusal) -> None:
     """The youngest row is held and the rest go on without it."""
     live = [r for r in record.rows if not r.ended and r.life.state is not RowState.LEAVING]
-    s.may_retry = record.step <= s.freed_after  # what was freed before this step did not help
+    pool = record.rows[0].pool
+    pool.may_retry = record.step <= pool.freed_after  # what was freed before it did not help
     if live:
         victim = max(live, key=lambda r: r.age)
-        victim.no_space = True
         victim.refusal = dict(refusal.error)
-        s.hold(victim)
+        s.hold_for_space(victim)
 
 
 def _settle(s: State, rows: Iterable[RowRecord]) -> None:

@@ -94,7 +94,7 @@ def _arrive(s: State, m: Row, run: Run) -> RowRecord | None:
         return None
     path = tuple((stage[0], stage[1]) for stage in m.path)
     trial = bool(m.flags & ROW_TRIAL)
-    row = RowRecord(m.row, s.next_age(), m.owner, path, start, m.max_steps, trial)
+    row = RowRecord(m.row, s.pools[model], m.owner, path, start, m.max_steps, trial)
     s.rows[m.row] = row
     s.decisions.append(Attach(m, model))
     over = _already_over(m, stops)

@@ -15,6 +15,16 @@ from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
 TRIAL_TOKENS = 4  # past its history, a row on trial is an ordinary row (rule 16)
 
 
+@dataclass(slots=True, eq=False)
+class PoolRecord:
+    """The KV pages of one model. `waiting`: its rows that are held for want of space."""
+
+    model: str
+    waiting: "dict[int, RowRecord]" = field(default_factory=dict[int, "RowRecord"])
+    may_retry: bool = False  # pages may have been freed since the last refusal
+    freed_after: int = 0  # the last step submitted before pages were freed
+
+
 class Place(NamedTuple):
     """Where a row stands: stage of its path, tokens in its state, outputs so far."""
 
@@ -28,7 +38,7 @@ class RowRecord:
     """`start` is the output position of its first own token; `max_steps` bounds those tokens."""
 
     row: int
-    age: int  # order of arrival
+    pool: PoolRecord
     owner: int
     path: tuple[tuple[int, int], ...]
     start: int
@@ -44,8 +54,7 @@ class RowRecord:
     emitted: int = 0
     told: int = 0  # emitted when last reported
     started: bool = False
-    # why it is not stepping
-    no_space: bool = False
+    # why it is not stepping; for want of space: `no_space`
     stalled: bool = False
     returning: bool = False  # a step came back without it; later ones are still in flight
     closing: bool = False  # rule 11
@@ -56,6 +65,15 @@ class RowRecord:
 
     def __post_init__(self) -> None:
         self.life = Lifecycle(f"row {self.row:#x}", RowState.WAITING, row_lifecycle.TABLE)
+
+    @property
+    def age(self) -> int:
+        """Order of placement: the conductor mints row numbers upwards."""
+        return self.row
+
+    @property
+    def no_space(self) -> bool:
+        return self.row in self.pool.waiting
 
     @property
     def place(self) -> Place:

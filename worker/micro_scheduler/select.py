@@ -1,7 +1,6 @@
 """Which batch steps next, with which rows (rule 5, trials, held rows)."""
 
-from protocol.errors import CannotFit
-from protocol.messages import Kind
+from worker.micro_scheduler import space
 from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
 from worker.micro_scheduler.decisions import Ingest, PlannedStep
 from worker.micro_scheduler.membership import park_or_unpark
@@ -14,12 +13,11 @@ Choice = tuple[BatchRecord, list[RowRecord]]
 
 def plan(s: State) -> None:
     """Submit steps while there is something to step and room in flight."""
+    space.make_room(s)
     while len(s.flights) < s.depth:
         choice = _choose(s)
         if choice is None:
-            if s.flights or not _unstick(s):
-                return
-            continue
+            return
         _submit(s, *choice)
 
 
@@ -27,11 +25,9 @@ def _choose(s: State) -> Choice | None:
     trial = _trial_rules(s)
     if trial and any(not f.trial for f in s.flights.values()):
         return None  # the others' last steps drain first
-    if s.may_retry:
-        retry = _retry(s, trial)
-        if retry is not None:
-            return retry
-        s.may_retry = any(r.no_space for r in s.rows.values())
+    retry = space.retry(s, trial)
+    if retry is not None:
+        return retry
     for batch in sorted(s.batches.values(), key=lambda b: _order(s, b)):
         rows = _ready(batch, trial)
         if rows:
@@ -69,65 +65,9 @@ def _trial_rules(s: State) -> bool:
     if any(f.trial for f in s.flights.values()):
         return True
     return any(
-        (r.may_step or (s.may_retry and r.may_retry)) and _stepping_batch(s, r) is not None
+        (r.may_step or (r.pool.may_retry and r.may_retry)) and s.stepping_batch(r) is not None
         for r in s.trials
     )
-
-
-def _stepping_batch(s: State, row: RowRecord) -> BatchRecord | None:
-    """The batch that the row could step in now."""
-    if row.batch is None:
-        return None
-    batch = s.batches.get(row.batch)
-    if batch is None or row.row not in batch.rows or batch.life.state is BatchState.PARKED:
-        return None
-    return batch
-
-
-def _held(s: State) -> list[RowRecord]:
-    """Rows held for space that could be tried, oldest first."""
-    held = [r for r in s.rows.values() if r.may_retry and _stepping_batch(s, r) is not None]
-    return sorted(held, key=lambda r: r.age)
-
-
-def _retry(s: State, trial: bool) -> Choice | None:
-    """The oldest held row, in a step of its own, so that a refusal sets back nobody else.
-
-    One at a time: whether it got its pages decides about the next.
-    """
-    if any(r.no_space for f in s.flights.values() for r in f.rows):
-        return None
-    for row in _held(s):
-        batch = _stepping_batch(s, row)
-        if batch is not None and (not trial or row.on_trial):
-            return batch, [row]
-    return None
-
-
-def _unstick(s: State) -> bool:
-    """Nothing steps and nothing is in flight. If rows wait for pages, make the oldest progress.
-
-    The youngest other row that has pages is preempted; if none has, the oldest is tried once more,
-    and refused if even then it does not fit. False: there is nothing to do.
-    """
-    held = _held(s)
-    if not held:
-        return False
-    oldest = held[0]
-    others = [r for r in s.rows.values() if r is not oldest and r.consumed > 0]
-    if any(not r.may_retry for r in others):
-        return False  # a row that waits for something else has pages: its end brings a retry
-    if others:
-        youngest = max(others, key=lambda r: r.age)
-        s.counts["preempted"] += 1
-        s.end(youngest, RowEvent.PREEMPT, Kind.PREEMPTED)
-    elif oldest.tried_alone:
-        error = oldest.refusal or CannotFit("no room for this request").to_wire()
-        s.end(oldest, RowEvent.REFUSE, Kind.REFUSED, {"error": error})
-    else:
-        oldest.tried_alone = True
-        s.may_retry = True
-    return True
 
 
 def _submit(s: State, batch: BatchRecord, rows: list[RowRecord]) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from protocol.messages import Kind
-from worker.micro_scheduler.batch_lifecycle import BatchEvent
+from worker.micro_scheduler.batch_lifecycle import BatchEvent, BatchState
 from worker.micro_scheduler.decisions import Decision, Remove, Say
-from worker.micro_scheduler.records import BatchRecord, RowRecord, StepRecord
+from worker.micro_scheduler.records import BatchRecord, PoolRecord, RowRecord, StepRecord
 from worker.micro_scheduler.row_lifecycle import RowEvent, RowState
 
 
@@ -16,6 +16,7 @@ class State:
     def __init__(self, depth: int, models: Mapping[str, frozenset[int]]) -> None:
         self.depth = depth
         self.models = models
+        self.pools = {name: PoolRecord(name) for name in models}
         self.rows: dict[int, RowRecord] = {}
         self.batches: dict[int, BatchRecord] = {}
         self.awaiting: dict[int, list[RowRecord]] = {}  # a standing batch not open yet → its rows
@@ -26,8 +27,6 @@ class State:
         self.last_kind: dict[int, bool] = {}  # priority → the last step there was a standing one
         self.step = 0
         self.arrivals = 0
-        self.may_retry = False  # pages may have been freed since the last refusal
-        self.freed_after = 0  # the last step submitted before pages were freed
         self.decisions: list[Decision] = []
         self.counts = dict.fromkeys(
             ("ended", "refused_steps", "preempted", "strays", "returned_rows"), 0
@@ -75,6 +74,14 @@ class State:
         if batch is not None and batch.standing:
             batch.rows.pop(row.row, None)
 
+    def stepping_batch(self, row: RowRecord) -> BatchRecord | None:
+        """The batch that the row could step in now."""
+        number = row.batch
+        batch = None if number is None else self.batches.get(number)
+        if batch is None or row.row not in batch.rows or batch.life.state is BatchState.PARKED:
+            return None
+        return batch
+
     def unlist(self, row: RowRecord, number: int) -> None:
         """The row is through with a one-shot batch."""
         batch = self.batches.get(number)
@@ -91,10 +98,14 @@ class State:
         self, row: RowRecord, event: RowEvent, kind: Kind, extra: dict[str, Any] | None = None,
         value: int | None = None,
     ) -> None:  # fmt: skip
-        """The one end of a row; its later stages are void (rules 2 and 3)."""
+        """The one end of a row; its later stages are void (rules 2 and 3). An `error` in `extra`
+        gets the row's last transitions as its `story`."""
         self.leave_stage(row)
         row.life.on(event, self.step)
+        if extra is not None and extra.get("error") is not None:
+            extra = {**extra, "error": {**extra["error"], "story": row.life.story()}}
         self.trials.discard(row)
+        row.pool.waiting.pop(row.row, None)
         for number, _ in row.path:
             self.unlist(row, number)
         self.counts["ended"] += 1
@@ -106,8 +117,8 @@ class State:
         """No launched step contains the ended row any more: its pages may go (rule 6)."""
         del self.rows[row.row]
         self.decisions.append(Remove(row.row))
-        self.may_retry = True
-        self.freed_after = self.step
+        row.pool.may_retry = True
+        row.pool.freed_after = self.step
 
     def leave(self, row: RowRecord) -> None:
         if row.in_flight:
@@ -123,6 +134,11 @@ class State:
         if row.life.state in (RowState.WAITING, RowState.RUNNING):
             row.life.on(RowEvent.HOLD, self.step)
             self.say(row, Kind.HELD)
+
+    def hold_for_space(self, row: RowRecord) -> None:
+        if not row.ended and row.life.state is not RowState.LEAVING:
+            row.pool.waiting[row.row] = row
+            self.hold(row)
 
     def release(self, row: RowRecord) -> None:
         """Call after clearing a cause."""

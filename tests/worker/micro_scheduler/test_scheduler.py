@@ -298,7 +298,9 @@ def test_what_could_never_fit_is_refused_with_the_numbers() -> None:
     sim.run(1, make_row(1, [(1, 9), (DECODE, 0)], 8))
     sim.settle()
     assert sim.kinds(1) == [Kind.HELD, Kind.REFUSED]
-    assert (sim.last(1).extra or {})["error"] == {"code": "cannot_fit", "message": "no page"}
+    error = (sim.last(1).extra or {})["error"]
+    assert (error["code"], error["message"]) == ("cannot_fit", "no page")
+    assert error["story"][-1] == "HELD -REFUSE-> ENDED (3)"
 
 
 def test_a_stalled_owner_holds_its_rows_and_no_others() -> None:
