@@ -19,6 +19,9 @@ from protocol.faults import ACTIONS, POINTS
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,47}$"
 
+ON_CPU = ("cpu", "cpu-async")
+"""Devices that compute on the machine's cores."""
+
 
 class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
@@ -49,7 +52,9 @@ class WorkerConfig(Section):
 
     name: Annotated[str, Field(pattern=NAME)]
     """In logs, statistics and errors; no two workers share one."""
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?)$")] = "cpu"
+    device: Annotated[str, Field(pattern=r"^(cpu|cpu-async|cuda(:\d+)?)$")] = "cpu"
+    """`cpu`, `cuda` or `cuda:N`. `cpu-async` is for tests: a CPU that is as asynchronous as a GPU,
+    where what is read too early or written too soon shows; it is slow."""
     """`cpu`, or `cuda:N` for the GPU with that number."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Intra-op threads; default: the machine's cores divided by the CPU workers."""

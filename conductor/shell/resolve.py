@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from protocol.channel.endpoints import Endpoints
-from protocol.config import DaemonConfig, WorkerConfig, runtime_dir
+from protocol.config import ON_CPU, DaemonConfig, WorkerConfig, runtime_dir
 from protocol.errors import ConfigError
 from protocol.sources import resolve_source
 
@@ -64,14 +64,14 @@ def resolve(config: DaemonConfig, *, gpus: int, cores: int) -> DaemonConfig:
     Raises `ConfigError` where a worker names a GPU that is not visible.
     """
     workers = _auto(gpus) if config.workers == "auto" else config.workers
-    on_cpu = sum(w.device == "cpu" for w in workers)
+    on_cpu = sum(w.device in ON_CPU for w in workers)
     resolved: list[WorkerConfig] = []
     for w in workers:
         device = "cuda:0" if w.device == "cuda" else w.device
-        if device != "cpu" and int(device.partition(":")[2]) >= gpus:
+        if device not in ON_CPU and int(device.partition(":")[2]) >= gpus:
             seen = f"{gpus} visible" if gpus else "none is visible"
             raise ConfigError(f"workers.{w.name}.device: {w.device} is not there; GPUs: {seen}")
-        share = on_cpu if device == "cpu" else len(workers)
+        share = on_cpu if device in ON_CPU else len(workers)
         threads = w.threads or max(1, cores // share)
         resolved.append(w.model_copy(update={"device": device, "threads": threads}))
     root = str(runtime_dir(config))

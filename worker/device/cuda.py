@@ -1,12 +1,13 @@
-"""The cuda device, eager: one compute stream, one device-to-host stream, CUDA events.
+"""The cuda device: one compute stream, one device-to-host stream, CUDA events.
 
 Work that the GPU thread enqueues runs on the compute stream in order, so state freed by one step
 and taken by a later one needs no fence. The postprocess thread copies on its own stream behind the
 step's completion event, into pinned memory, and waits for that copy alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -20,6 +21,9 @@ class CudaEvent:
     def record(self) -> None:
         self.event.record()
 
+    def wait(self) -> None:
+        self.event.wait()
+
     def query(self) -> bool:
         return self.event.query()
 
@@ -28,7 +32,18 @@ class CudaEvent:
         self.event.synchronize()
 
 
+class CudaGraph:
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Any) -> None:
+        self.outputs = outputs
+        self._graph = graph
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
 class CudaDevice:
+    captures = True
+
     def __init__(self, index: int = 0) -> None:
         self.name = f"cuda:{index}"
         self.torch_device = torch.device("cuda", index)
@@ -38,6 +53,25 @@ class CudaDevice:
 
     def new_event(self) -> CudaEvent:
         return CudaEvent()
+
+    def new_stream(self, name: str) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.torch_device)
+
+    @contextmanager
+    def stream(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        with torch.cuda.stream(stream), torch.no_grad():
+            yield
+
+    def capture(self, function: Callable[[], Any]) -> CudaGraph:
+        """Other threads may go on with CUDA meanwhile: what they do is not captured."""
+        graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"
+        with (
+            torch.no_grad(),
+            torch.cuda.graph(graph, stream=self._compute, capture_error_mode=mode),
+        ):
+            outputs = function()
+        return CudaGraph(graph, outputs)
 
     @contextmanager
     def compute(self) -> Iterator[None]:

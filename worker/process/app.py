@@ -16,7 +16,7 @@ from protocol import faults
 from protocol.channel.base import Network
 from protocol.channel.zeromq import ZmqNetwork
 from protocol.clock import SystemClock
-from protocol.config import DaemonConfig, WorkerConfig, parse
+from protocol.config import ON_CPU, DaemonConfig, WorkerConfig, parse
 from protocol.errors import ConfigError
 from protocol.graph import spec_to_wire
 from protocol.messages import Hello
@@ -100,8 +100,8 @@ class Worker:
         self.life = life
         self.log = log
         self.clock = SystemClock()
-        self.device = make_device(own.device)
-        self.engine = engine or Engine(self.device, clock=self.clock)
+        self.engine = engine or Engine(make_device(own.device), clock=self.clock)
+        self.device = self.engine.device
         self.loaded: dict[str, LoadedModel] = {}
         self.mailbox: Mailbox[Post] = Mailbox()
         self.threads = own.threads or _default_threads(config)
@@ -247,5 +247,5 @@ class Worker:
 def _default_threads(config: DaemonConfig) -> int:
     """The machine's cores divided by the workers that compute on them."""
     sections = config.workers if config.workers != "auto" else ()
-    on_cpu = sum(1 for w in sections if w.device == "cpu")
+    on_cpu = sum(1 for w in sections if w.device in ON_CPU)
     return max(1, len(os.sched_getaffinity(0)) // max(1, on_cpu))

@@ -42,6 +42,10 @@ def make_device(name: str) -> Device:
         from worker.device.cpu import CpuDevice
 
         return CpuDevice()
+    if name == "cpu-async":
+        from worker.device.cpu_async import CpuAsyncDevice
+
+        return CpuAsyncDevice()
     index = int(name.partition(":")[2] or 0)
     if not torch.cuda.is_available() or index >= torch.cuda.device_count():
         seen = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -36,6 +36,12 @@ def test_cores_are_shared_by_cpu_workers_and_never_none() -> None:
     assert [t for _, _, t in workers(resolve(config(workers=own), gpus=0, cores=4))] == [5, 2]
 
 
+def test_an_asynchronous_cpu_is_no_gpu_and_shares_the_cores() -> None:
+    two = [{"name": "a", "device": "cpu-async"}, {"name": "b"}]
+    resolved = resolve(config(workers=two), gpus=0, cores=8)
+    assert workers(resolved) == [("a", "cpu-async", 4), ("b", "cpu", 4)]
+
+
 def test_a_gpu_that_is_not_there_is_named() -> None:
     one = [{"name": "w0", "device": "cuda:1"}]
     with pytest.raises(ConfigError, match=r"workers\.w0\.device: cuda:1 is not there.*1 visible"):
