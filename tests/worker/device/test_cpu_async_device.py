@@ -273,7 +273,9 @@ def test_a_failed_kernel_is_sticky_and_surfaces_later(device, seq):
         device.synchronize,
         lambda: device.to_host(y, done),
     ):
-        with pytest.raises(AsyncDeviceError, match=r"compute:index_select.*failed before") as caught:
+        with pytest.raises(
+            AsyncDeviceError, match=r"compute:index_select.*failed before"
+        ) as caught:
             fails()
         assert isinstance(caught.value.__cause__, IndexError)
         assert device.fatal(caught.value)
