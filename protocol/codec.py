@@ -19,7 +19,7 @@ import msgpack
 
 from protocol import PROTOCOL_VERSION, columns
 from protocol.errors import BadMessage, VersionMismatch
-from protocol.messages import BY_TAG, Column, Message, Row, Run
+from protocol.messages import BY_TAG, Column, End, Frames, Message, Row, Run
 
 MAX_FRAME = 64 << 20  # bytes; a larger frame is refused unread
 HEADER = 5
@@ -36,10 +36,13 @@ class Envelope(NamedTuple):
 
 
 class _Field(NamedTuple):
+    """`what` names it in errors. `of`: index of the field whose length a column shares, or -1."""
+
     name: str
+    what: str
     column: str | None
     default: int
-    of: str
+    of: int
     check: Callable[[object], bool]
     wants: str
 
@@ -55,7 +58,9 @@ def _list_of(each: Callable[[object], bool]) -> Callable[[object], bool]:
 def _map_of(
     key: Callable[[object], bool], value: Callable[[object], bool]
 ) -> Callable[[object], bool]:
-    return lambda v: isinstance(v, dict) and all(key(k) and value(x) for k, x in v.items())
+    return lambda v: (
+        isinstance(v, dict) and (not v or all(key(k) and value(x) for k, x in v.items()))
+    )
 
 
 def _is_str(v: object) -> bool:
@@ -89,29 +94,47 @@ _CHECKS: dict[Any, tuple[Callable[[object], bool], str]] = {
 @cache
 def _layout(cls: type) -> tuple[_Field, ...]:
     hints = get_type_hints(cls)
+    names = [f.name for f in fields(cls)]
     layout: list[_Field] = []
     for f in fields(cls):
         check, wants = _CHECKS[hints[f.name]]
         meta = f.metadata
+        of = names.index(meta["of"]) if meta.get("of") else -1
         layout.append(
             _Field(
-                f.name, meta.get("column"), meta.get("default", 0), meta.get("of", ""), check, wants
+                f.name,
+                f"{cls.__name__}.{f.name}",
+                meta.get("column"),
+                meta.get("default", 0),
+                of,
+                check,
+                wants,
             )
         )
     return tuple(layout)
 
 
 def _pack_fields(value: Any) -> list[Any]:
+    """Every message passes here: what it costs a row is what `array` and `bytes` cost."""
     out: list[Any] = []
-    for f in _layout(type(value)):
-        v = getattr(value, f.name)
-        if f.column:
-            if f.of and v.count(f.default) == len(v) and len(v) in (0, len(getattr(value, f.of))):
+    lengths: list[int] = []
+    for name, _, column, default, of, _, _ in _layout(type(value)):
+        v = getattr(value, name)
+        rows = 0
+        if column is not None:
+            rows = len(v)
+            if of >= 0 and (not rows or (rows == lengths[of] and _only(v, default, rows))):
                 v = None
             else:
                 v = columns.to_bytes(v)
+        lengths.append(rows)
         out.append(v)
     return out
+
+
+def _only(column: "array[int]", default: int, rows: int) -> bool:
+    """Whether the column holds its default alone; one that doesn't mostly shows it at once."""
+    return column[0] == default and column.count(default) == rows
 
 
 def encode(message: Message, a: int, b: int, c: int, version: int = PROTOCOL_VERSION) -> bytes:
@@ -128,22 +151,20 @@ def _unpack_fields(cls: type, body: list[Any]) -> Any:
     layout = _layout(cls)
     if len(body) != len(layout):
         raise BadMessage(f"{cls.__name__}: {len(layout)} fields expected, {len(body)} found")
-    values: dict[str, Any] = {}
-    for f, v in zip(layout, body, strict=True):
-        what = f"{cls.__name__}.{f.name}"
-        if f.column:
-            rows = len(values[f.of]) if f.of else None
-            if v is None and rows is not None:
-                values[f.name] = array(f.column, [f.default]) * rows
-                continue
-            values[f.name] = col = columns.from_bytes(f.column, v, what)
-            if rows is not None and len(col) != rows:
-                raise BadMessage(f"{what}: {len(col)} values for {rows} rows")
-        elif not f.check(v):
-            raise BadMessage(f"{what}: {f.wants} expected, got {type(v).__name__}")
+    values: list[Any] = []
+    for (_, what, column, default, of, check, wants), v in zip(layout, body, strict=True):
+        if column is None:
+            if not check(v):
+                raise BadMessage(f"{what}: {wants} expected, got {type(v).__name__}")
+            values.append(v)
+        elif v is None and of >= 0:
+            values.append(array(column, [default]) * len(values[of]))
         else:
-            values[f.name] = v
-    return cls(**values)
+            col = columns.from_bytes(column, v, what)
+            if of >= 0 and len(col) != len(values[of]):
+                raise BadMessage(f"{what}: {len(col)} values for {len(values[of])} rows")
+            values.append(col)
+    return cls(*values)
 
 
 def decode(frame: bytes) -> Envelope:
@@ -158,9 +179,12 @@ def decode(frame: bytes) -> Envelope:
         )  # fmt: skip
     except Exception as e:  # msgpack raises a family of unrelated types on bad bytes
         raise BadMessage(f"not a msgpack frame: {type(e).__name__}") from None
-    if not isinstance(parts, list) or len(parts) < HEADER or not _is_ints(parts[:HEADER]):
+    if not isinstance(parts, list) or len(parts) < HEADER:
         raise BadMessage("a frame is an array that begins with five unsigned integers")
-    version, tag, a, b, c = parts[:HEADER]
+    version, tag, a, b, c = header = parts[:HEADER]
+    for value in header:
+        if type(value) is not int or value < 0:  # msgpack has none over 64 bits
+            raise BadMessage("a frame is an array that begins with five unsigned integers")
     if version != PROTOCOL_VERSION:
         raise VersionMismatch(
             f"protocol version {version}; this side speaks {PROTOCOL_VERSION}",
@@ -171,9 +195,9 @@ def decode(frame: bytes) -> Envelope:
     if cls is None:
         raise BadMessage(f"unknown tag {tag}")
     message = _unpack_fields(cls, parts[HEADER:])
-    if isinstance(message, Run):
-        object.__setattr__(message, "rows", [_row(r) for r in message.rows])
-    _check_shape(message)
+    check = _SHAPES.get(cls)
+    if check is not None:
+        check(message)
     return Envelope(message, a, b, c)
 
 
@@ -188,14 +212,24 @@ def _row(value: Any) -> Row | int:
     return row
 
 
-def _check_shape(message: Any) -> None:
-    """Relations between columns that a reader would otherwise index past."""
-    name = type(message).__name__
-    if name == "Frames" and sum(message.count) != len(message.tokens):
-        raise BadMessage(
-            f"Frames: counts sum to {sum(message.count)}, {len(message.tokens)} tokens"
-        )
-    if name == "End":
-        for field_name in ("counts", "detail"):
-            if len(getattr(message, field_name)) not in (0, len(message.stream)):
-                raise BadMessage(f"End.{field_name}: one entry per stream expected")
+def _read_rows(message: Run) -> None:
+    object.__setattr__(message, "rows", [_row(r) for r in message.rows])
+
+
+def _check_tokens(message: Frames) -> None:
+    """A reader would otherwise index past the tokens."""
+    total = sum(message.count)
+    if total != len(message.tokens):
+        raise BadMessage(f"Frames: counts sum to {total}, {len(message.tokens)} tokens")
+
+
+def _check_ends(message: End) -> None:
+    for name in ("counts", "detail"):
+        if len(getattr(message, name)) not in (0, len(message.stream)):
+            raise BadMessage(f"End.{name}: one entry per stream expected")
+
+
+# What a message's fields must be to each other, or become, once each is well-typed.
+_SHAPES: dict[type, Callable[[Any], None]] = {
+    Run: _read_rows, Frames: _check_tokens, End: _check_ends,
+}  # fmt: skip

@@ -46,8 +46,7 @@ def from_bytes(typecode: str, data: object, what: str) -> "array[int]":
         raise BadMessage(f"{what}: a column must be a byte string, got {type(data).__name__}")
     if len(data) % TYPECODES[typecode]:
         raise BadMessage(f"{what}: {len(data)} bytes are no multiple of {TYPECODES[typecode]}")
-    column: array[int] = array(typecode)
-    column.frombytes(data)
+    column: array[int] = array(typecode, data)
     if _SWAP:  # pragma: no cover
         column.byteswap()
     return column

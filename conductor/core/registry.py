@@ -84,10 +84,12 @@ class Worker(Peer):
 
 
 class Registry:
-    """Peers by life; workers by name; every model that was ever announced."""
+    """Peers by life; workers by name; every model that was ever announced. `draining`: those
+    workers that are asked after at each event, because their grace may end."""
 
     def __init__(self) -> None:
         self.workers: dict[int, Worker] = {}
+        self.draining: dict[int, Worker] = {}
         self.owners: dict[int, Owner] = {}
         self.models: dict[str, ModelSpec] = {}
         self.lost_owners: OrderedDict[int, str] = OrderedDict()  # life -> endpoint
@@ -133,6 +135,7 @@ class Registry:
 
     def drop_worker(self, worker: Worker) -> None:
         self.workers.pop(worker.life, None)
+        self.draining.pop(worker.life, None)
         self.fence(worker.life)
 
     def drop_owner(self, owner: Owner) -> None:

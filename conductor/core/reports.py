@@ -12,6 +12,9 @@ from protocol.errors import RequestFailed
 from protocol.messages import Kind, Reason, Report
 
 
+_PROGRESS = int(Kind.PROGRESS)
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One row's news, as `Report` or an inventory tells it. `extra["closed"]`: the row's last frame
@@ -25,7 +28,10 @@ class Entry:
 
 
 def report(s: State, worker: Worker, message: Report) -> None:
-    """Entries of one report, in order."""
+    """Entries of one report, in order. Progress matters to trials alone: without one, a worker may
+    report on a thousand rows for the price of one."""
+    if worker.trial is None and message.kind.tobytes().count(_PROGRESS) == len(message.row):
+        return
     columns = zip(message.row, message.kind, message.value, message.acked, strict=True)
     for i, (row, kind, value, acked) in enumerate(columns):
         take(s, worker, Entry(row, kind, value, acked, message.extras.get(i, {})))

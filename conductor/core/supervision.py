@@ -83,6 +83,7 @@ def _forgive_own_absence(s: State) -> None:
 def worker_leaving(s: State, worker: Worker, grace_ms: int) -> None:
     worker.lifecycle.on(WorkerEvent.LEAVING, grace_ms)
     worker.drain_at = s.now + grace_ms / 1000
+    s.registry.draining[worker.life] = worker
     s.out.note("info", "worker draining", worker=worker.name, rows=len(worker.rows))
     _drain_worker(s, worker)
 
@@ -129,5 +130,5 @@ def next_due(s: State) -> float | None:
         due.append(s.give_up_at)
     if s.registry.workers or s.registry.owners:
         due.append(s.next_beat if s.next_beat is not None else s.now)
-    due.extend(w.drain_at for w in s.registry.workers.values() if not w.exit_sent)
+    due.extend(w.drain_at for w in s.registry.draining.values() if not w.exit_sent)
     return min((t for t in due if t is not None), default=None)

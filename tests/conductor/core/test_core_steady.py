@@ -90,3 +90,40 @@ def test_an_event_costs_what_changed_and_not_what_exists() -> None:
             ]
         )
     assert costs[0] == costs[1]
+
+
+def test_progress_of_a_thousand_rows_costs_what_that_of_one_row_costs() -> None:
+    """A steady worker's report is read as columns; only a trial asks about rows."""
+    d, worker, ids = crowd(0, 64)
+
+    def progress(of: list[int]) -> Report:
+        n = len(of)
+        return Report(
+            columns.u64(of), columns.u8([Kind.PROGRESS] * n), columns.u32([3] * n),
+            columns.u32([0] * n),
+        )  # fmt: skip
+
+    one = calls(d, Received(worker, progress(ids[:1])))
+    assert calls(d, Received(worker, progress(ids))) == one
+    assert calls(d, Received(worker, progress(ids * 16))) == one
+
+
+def test_looking_at_the_time_costs_the_same_beside_64_workers() -> None:
+    def due(workers: int) -> int:
+        d = Driver(config())
+        for i in range(workers):
+            d.worker(f"w{i}")
+        seen = 0
+
+        def note(frame: Any, what: str, arg: Any) -> None:
+            nonlocal seen
+            seen += what in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            assert d.machine.next_due() is not None
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    assert due(1) == due(64)
