@@ -15,9 +15,11 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Close the session of this life; later frames of it are dropped."""
+    """Close the session of this life; later frames of it are dropped. `owner_lost`: it was a stream
+    owner's and never comes back, so nobody is left to remove the socket that it listened on."""
 
     life: int
+    owner_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

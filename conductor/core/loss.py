@@ -84,7 +84,7 @@ def lose_owner(s: State, owner: Owner, why: str) -> None:
         requests.gone(s, request, Reason.OWNER_LOST)
     s.registry.drop_owner(owner)
     s.out.drop_peer(owner.life)
-    s.out.say(Forget(owner.life))
+    s.out.say(Forget(owner.life, owner_lost=True))
     s.out.note("info", "owner gone", owner=owner.name, why=why, open_streams=left)
     for worker in s.registry.workers.values():
         if worker.linked:

@@ -113,7 +113,12 @@ class Daemon:
         held.callback(self._supervisor.kill_all, "the daemon ends")
         self._links = Links(control, self._deliver)
         executor = Executor(
-            self._links, self._supervisor, self._log, self._welcomed, self._drained.set
+            self._links,
+            self._supervisor,
+            self._log,
+            welcomed=self._welcomed,
+            owner_lost=self._remove_socket,
+            drained=self._drained.set,
         )
         self._core = CoreLoop(
             machine,
@@ -264,6 +269,10 @@ class Daemon:
             self._await_url(life)
         else:
             self._child_ready(life)
+
+    def _remove_socket(self, life: int) -> None:
+        """An owner that was killed leaves its stream socket behind."""
+        self._endpoints.stream_path(life).unlink(missing_ok=True)
 
     def _await_url(self, life: int) -> None:
         """The gateway writes its URL once it listens, before or after its Hello."""

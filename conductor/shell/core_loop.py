@@ -2,9 +2,10 @@
 
 A bug in the core is not the end of the daemon at once. The event that met it is lost; the peer that
 sent it is asked for a new session, whose inventory puts both sides' accounts right; the story is
-logged. A command that cannot be done is lost alone. A bug that keeps coming back would corrupt more
-than a restart costs: more than `MAX_BUGS` within `BUG_WINDOW_S` seconds ends the daemon with status
-70. Bugs of the shell itself (`failed`) count among them.
+logged. A command that cannot be done is lost alone; if it was a message, its receiver is asked for
+a new session too: nothing else would tell either side that it is missing. A bug that keeps coming
+back would corrupt more than a restart costs: more than `MAX_BUGS` within `BUG_WINDOW_S` seconds
+ends the daemon with status 70. Bugs of the shell itself (`failed`) count among them.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from conductor.core.commands import Command
+from conductor.core.commands import Command, Send
 from conductor.core.events import Event, Received, Tick
 from conductor.observe.histogram import Histogram
 
@@ -118,7 +119,7 @@ class CoreLoop:
             try:
                 self._perform(command)
             except Exception as e:
-                self._bug(f"a {type(command).__name__} command was lost", e, event)
+                self._bug(f"a {type(command).__name__} command was lost", e, event, command)
 
     def _schedule(self) -> None:
         """Wake at the core's next due time, and no later than one beat after the last tick."""
@@ -155,7 +156,13 @@ class CoreLoop:
             except Exception as e:
                 self._bug("an invariant does not hold", e)
 
-    def _bug(self, what: str, error: Exception, event: Event | None = None) -> None:
+    def _bug(
+        self,
+        what: str,
+        error: Exception,
+        event: Event | None = None,
+        command: Command | None = None,
+    ) -> None:
         self.bugs += 1
         now = self._monotonic()
         self._recent_bugs.append(now)
@@ -169,8 +176,10 @@ class CoreLoop:
                 f"{len(self._recent_bugs)} bugs within {BUG_WINDOW_S:g} s, the last: "
                 f"{type(error).__name__}: {error}"
             )
-        elif isinstance(event, Received):
-            self._reset(event.life)
+        else:
+            for part in (event, command):
+                if isinstance(part, Received | Send):
+                    self._reset(part.life)
 
 
 def _shown(event: Event | None) -> str:

@@ -14,20 +14,24 @@ _EXECUTE = faults.point("conductor.execute")
 
 
 class Executor:
-    """`welcomed(life)` is told of each peer that the core took in, `drained()` of a drain's end."""
+    """`welcomed(life)` is told of each peer that the core took in, `owner_lost(life)` of each owner
+    that it gave up, `drained()` of a drain's end."""
 
     def __init__(
         self,
         links: Links,
         supervisor: Supervisor,
         log: structlog.typing.FilteringBoundLogger,
+        *,
         welcomed: Callable[[int], None],
+        owner_lost: Callable[[int], None],
         drained: Callable[[], None],
     ) -> None:
         self._links = links
         self._supervisor = supervisor
         self._log = log
         self._welcomed = welcomed
+        self._owner_lost = owner_lost
         self._drained = drained
 
     def perform(self, command: Command) -> None:
@@ -52,6 +56,8 @@ class Executor:
 
     def forget(self, command: Forget) -> None:
         self._links.forget(command.life)
+        if command.owner_lost:
+            self._owner_lost(command.life)
 
     def kill(self, command: Kill) -> None:
         if not self._supervisor.kill(command.life, command.why):

@@ -35,7 +35,11 @@ class Endpoints:
 
     def stream(self, life: int) -> str:
         """An owner's ROUTER: workers connect."""
-        return self._ipc(f"s{life:016x}.sock")
+        return self._ipc(self.stream_path(life).name)
+
+    def stream_path(self, life: int) -> Path:
+        """The file of `stream`'s socket."""
+        return self.root / f"s{life:016x}.sock"
 
     @property
     def lock(self) -> Path:

@@ -76,6 +76,17 @@ class Daemon:
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
+    def log_size(self) -> int:
+        """Bytes, for `log_lines`."""
+        return self._log.stat().st_size
+
+    def log_lines(self, start: int) -> list[dict[str, Any]]:
+        """What was logged from that byte on, by a daemon whose `log.format` is json."""
+        with self._log.open("rb") as f:
+            f.seek(start)
+            lines = f.read().decode(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
     @property
     def root(self) -> Path:
         return self.endpoints.root

@@ -324,7 +324,7 @@ def test_owner_lost_leaves_rows_before_the_link_goes_down() -> None:
     (left,) = sent(out, Leave, d.w)
     assert len(left.row) == 2
     assert out == [
-        Forget(d.o),
+        Forget(d.o, owner_lost=True),
         Send(d.w, left),
         Send(d.w, Owners(d.o, "ipc://gw", False)),
     ]

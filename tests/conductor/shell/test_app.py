@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from protocol.channel.zeromq import ZmqNetwork
+from protocol.messages import Hello
+from protocol.session import Session
 from protocol.stats import Snapshot
 from tests.support.processes import ROOT, Daemon
 
@@ -213,6 +215,22 @@ def test_any_bytes_at_the_sockets_are_counted(start: Start) -> None:
         lambda: sum(d.snapshot()["links"]["dropped"].values()) == 5, "5 frames to be counted", 10
     )
     assert d.snapshot()["bugs"] == 0
+    network.close()
+    assert d.stop() == 0
+
+
+def test_the_socket_of_an_owner_that_vanished_is_removed(start: Start) -> None:
+    d = start().wait_ready()
+    network = ZmqNetwork()
+    stream = network.bind(d.endpoints.stream(5))
+    path = d.endpoints.stream_path(5)
+    assert path.exists()
+    control = network.connect(d.endpoints.control)
+    control.send(Session().stamp(Hello("client", "c", 5, [1], d.endpoints.stream(5))))
+    d.until(lambda: len(d.snapshot()["machine"]["owners"]) == 2, "the client to be known", 10)
+    d.until(lambda: len(d.snapshot()["machine"]["owners"]) == 1, "its silence to be noticed", 20)
+    d.until(lambda: not path.exists(), "its socket to be removed", 5)
+    stream.close()
     network.close()
     assert d.stop() == 0
 

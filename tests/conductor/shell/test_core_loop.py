@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from conductor.core.commands import Command, Note
+from conductor.core.commands import Command, Note, Send
 from conductor.core.events import Event, LinkDown, Received, Tick
 from conductor.shell.console import Console
 from conductor.shell.core_loop import MAX_BUGS, CoreLoop
@@ -146,6 +146,21 @@ async def test_one_bug_costs_its_event_and_renews_its_peers_session() -> None:
     rig.core.on = lambda e: [Note("info", "still here")]
     rig.loop.feed(LinkDown(1, "a"))
     assert rig.done == [Note("info", "still here")]
+    rig.close()
+
+
+async def test_a_lost_message_renews_its_receivers_session() -> None:
+    rig = Rig()
+    rig.core.on = lambda e: [Send(7, Beat())]
+
+    def perform(command: Command) -> None:
+        raise OverflowError("no u64")
+
+    rig.on_perform = perform
+    rig.loop.feed(Received(9, Beat()))
+    assert rig.resets == [9, 7]
+    rig.loop.feed(LinkDown(1, "a"))
+    assert rig.resets == [9, 7, 7]
     rig.close()
 
 
