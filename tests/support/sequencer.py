@@ -24,7 +24,7 @@ class Sequencer:
         self._bound_s = bound_s
         self._cv = threading.Condition()
         self._held: dict[str, int] = {}  # pattern → points that may still pass it
-        self._rules: list[tuple[str, Callable[[], bool]]] = []
+        self._rules: list[tuple[str, Callable[[str], bool]]] = []
         self._waiting: list[str] = []
         self._reached: list[str] = []
         self._passed: list[str] = []
@@ -67,8 +67,8 @@ class Sequencer:
             self._held[pattern] += points
             self._cv.notify_all()
 
-    def rule(self, pattern: str, may_pass: Callable[[], bool]) -> None:
-        """Such points wait until `may_pass()`; call `changed()` whenever its answer may change."""
+    def rule(self, pattern: str, may_pass: Callable[[str], bool]) -> None:
+        """Such points wait until `may_pass(name)`; what else changes its answer calls `changed`."""
         with self._cv:
             self._rules.append((pattern, may_pass))
 
@@ -123,7 +123,7 @@ class Sequencer:
         if self._open:
             return True
         held = [n for p, n in self._held.items() if fnmatch.fnmatchcase(name, p)]
-        ruled = (ask() for p, ask in self._rules if fnmatch.fnmatchcase(name, p))
+        ruled = (ask(name) for p, ask in self._rules if fnmatch.fnmatchcase(name, p))
         return all(n > 0 for n in held) and all(ruled)
 
     def _take(self, name: str) -> None:

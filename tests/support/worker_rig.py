@@ -35,6 +35,7 @@ from protocol.messages import (
 )
 from protocol.session import Session
 from protocol.stream_link import StreamReceiver
+from worker.device.base import Device
 from worker.device.cpu import CpuDevice
 from worker.engine.engine import Engine
 from worker.process.app import Worker
@@ -178,14 +179,18 @@ BASES: dict[tuple[int, int], int] = {}
 
 
 class Rig:
-    """`engine`: a subclass of Engine with planted faults. `options`: of the reference model."""
+    """`engine`: a subclass of Engine with planted faults, or what makes one on a device.
+    `standing`: the decode batches that are opened. `options`: of the reference model."""
 
     def __init__(
         self,
         *,
         pages: int = 512,
         depth: int = 2,
-        engine: type[Engine] | None = None,
+        engine: Callable[[Device], Engine] | None = None,
+        device: Device | None = None,
+        standing: Sequence[int] = (DECODE,),
+        after_turn: Callable[[], None] = lambda: None,
         owners: Sequence[int] = (1,),
         death_fd: int | None = None,
         **options: Any,
@@ -199,11 +204,12 @@ class Rig:
             }
         )
         assert config.workers != "auto"
+        self.after_turn = after_turn
         self.log = QuietLog()
         self.fatal: list[BaseException] = []
         self.worker = Worker(
             config, config.workers[0], LIFE, self.log,  # type: ignore[arg-type]
-            engine=engine(CpuDevice()) if engine else None, on_fatal=self.fatal.append,
+            engine=(engine or Engine)(device or CpuDevice()), on_fatal=self.fatal.append,
         )  # fmt: skip
         self.worker.load()
         self.network = MemoryNetwork(capacity=1 << 16)
@@ -216,7 +222,8 @@ class Rig:
         self.until(lambda: self.worker.link.welcomed)
         for owner in self.owners.values():
             self.say(Owners(owner.life, owner.address, True))
-        self.say(Open(DECODE, "m/decoder", "decode", 0, 256))
+        for batch in standing:
+            self.say(Open(batch, "m/decoder", "decode", 0, 256))
 
     # ---- turning
 
@@ -227,6 +234,7 @@ class Rig:
         if self.status is None:
             self.status = self.loop.turn()
             self.worker.scheduler.check()
+            self.after_turn()
 
     def until(self, reached: Callable[[], bool]) -> None:
         limit = time.monotonic() + BOUND_S
@@ -276,18 +284,23 @@ class Rig:
         attempt: int = 1,
         base: int = 0,
         chunks: Sequence[int] = (),
+        prefill: Sequence[tuple[int, int]] = (),
+        decode: int = DECODE,
         flags: int = 1,
         **params: Any,
     ) -> Row:
-        """A row whose path is its prompt (whole, or in chunks of fresh batches) and decode."""
+        """A row whose path is its prompt (whole, in chunks of fresh batches, or by (batch, tokens)
+        of `prefill`) and decode."""
         BASES[number, attempt] = base
         path = [[batch or self.batch(), len(prompt)]]
         if chunks:
             path = [[self.batch(), n] for n in chunks]
+        if prefill:
+            path = [[b, n] for b, n in prefill]
         data = columns.to_bytes(columns.u32(prompt))
         return Row(
             row=number, owner=owner, stream=number, attempt=attempt, ordinal=0,
-            path=[*path, [DECODE, 0]], base=[base], handed=[], inputs={"tokens": data},
+            path=[*path, [decode, 0]], base=[base], handed=[], inputs={"tokens": data},
             params=params, max_steps=max_steps, flags=flags,
         )  # fmt: skip
 

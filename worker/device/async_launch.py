@@ -99,6 +99,11 @@ def kind_of(func: Any) -> Kind:
 class LaunchMode(TorchDispatchMode):
     """`place()`: the calling thread's; a mode is of one thread alone."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under this mode; to say so to torch's compiler costs its import."""
+        return False
+
     def __init__(self, place: Callable[[], Place]) -> None:
         super().__init__()
         self._place = place

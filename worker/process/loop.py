@@ -101,6 +101,11 @@ class WorkerLoop:
         self._leave_asked = True
         self._mailbox.wake()
 
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Engine steps so far: (submitted, finished). Main thread."""
+        return self._steps + len(self._flying), self._steps
+
     def run(self) -> int:
         """Until there is nothing to work for. Returns the exit status."""
         self._thread = threading.current_thread()
