@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tests.chaos.history import Expected
-from tests.chaos.scenario import RAISE, RAISE_PREPARE, RAISE_STOP, SEGV, Ask
+from tests.chaos.scenario import POISON_AT, RAISE, RAISE_PREPARE, RAISE_STOP, SEGV, Ask
+from worker.models.reference_hash import reference_tokens
 
 MAX_REPLAYS = 4
 FAILS = (RAISE, RAISE_PREPARE, RAISE_STOP)
@@ -46,6 +47,10 @@ def _expected(ask: Ask, facts: Facts) -> Expected:
 
 
 def _must(ask: Ask) -> set[str]:
+    """What poison has to come to, if the stream lasts until it acts."""
+    tokens = reference_tokens(ask.prompt, ask.max_tokens, eos_every=ask.eos_every)
+    if len(tokens) <= POISON_AT + 1:
+        return set()
     if ask.poison == SEGV:
         return {"quarantined"}
     return {"failed"} if ask.poison in FAILS else set()
@@ -66,8 +71,10 @@ def _legal(ask: Ask, facts: Facts) -> set[str]:
         legal |= {"worker_lost"} if ask.replay == "never" else set()
     if len(facts.losses) > MAX_REPLAYS:
         legal.add("worker_lost")
-    if facts.failed_steps:
+    if facts.failed_steps or ask.poison in FAILS:
         legal.add("failed")
+    if ask.poison == SEGV:
+        legal.add("quarantined")
     # A crash that no request caused may hit a suspect while it is on trial alone.
     if facts.crashes and sum(facts.losses) >= 2:
         legal.add("quarantined")
