@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -124,6 +125,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="daemons at the same time")
     parser.add_argument("--json", type=Path, help="where the outcomes go")
     a = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left
     if a.jobs == 1:
         outcomes = run_seeds(a.seeds)
     else:
