@@ -28,7 +28,7 @@ def check(s: State) -> None:
             else request.state in (RequestState.QUEUED, RequestState.REBASING)
         )
         what = f"request {request.stream:#x} is on trial in state {request.state.name}"
-        _that(fits, what, request.lifecycle.story())
+        _that(fits, what, request)
     for worker in s.registry.workers.values():
         _worker(s, worker)
         _memory(s, worker)
@@ -36,9 +36,11 @@ def check(s: State) -> None:
         _at_rest(s)
 
 
-def _that(holds: bool, what: str, story: list[str] | None = None) -> None:
+def _that(holds: bool, what: str, request: Request | None = None) -> None:
+    """`request`: whose story is told if it doesn't hold."""
     if not holds:
-        raise InvariantViolation(what + "".join(f"\n  {line}" for line in story or []))
+        story = request.lifecycle.story() if request is not None else []
+        raise InvariantViolation(what + "".join(f"\n  {line}" for line in story))
 
 
 def _accounts(s: State, requests: list[Request]) -> None:
@@ -56,7 +58,7 @@ def _accounts(s: State, requests: list[Request]) -> None:
 
 
 def _request(s: State, request: Request) -> None:
-    state, row, story = request.state, request.row, request.lifecycle.story()
+    state, row = request.state, request.row
     name = f"request {request.stream:#x} ({state.name})"
     in_queue = request in s.queue
     waits = request.trial is not None and request.trial.worker is None
@@ -64,30 +66,30 @@ def _request(s: State, request: Request) -> None:
         (state is RequestState.QUEUED) == in_queue
         or (waits and not in_queue and state in (RequestState.QUEUED, RequestState.REBASING)),
         f"{name}: in the queue: {in_queue}, waits for trial: {waits}",
-        story,
+        request,
     )
     if state is RequestState.ACTIVE:
-        _that(row is not None and not row.ended, f"{name} has no live row", story)
+        _that(row is not None and not row.ended, f"{name} has no live row", request)
     if state in (RequestState.QUEUED, RequestState.REBASING, RequestState.ENDING):
-        _that(row is None, f"{name} has a row", story)
+        _that(row is None, f"{name} has a row", request)
     if row is not None:
         _that(
-            row.request is request and row.attempt == request.attempt, f"{name}: stale row", story
+            row.request is request and row.attempt == request.attempt, f"{name}: stale row", request
         )
-        _that(not row.leaving, f"{name}: its current row was asked to leave", story)
+        _that(not row.leaving, f"{name}: its current row was asked to leave", request)
         worker = s.registry.workers.get(row.worker.life)
         _that(
             worker is row.worker or row.id not in row.worker.stakes,
             f"{name}: its worker {row.worker.name} is gone",
-            story,
+            request,
         )
         if not row.ended:
             staked = row.worker.stakes.get(row.id) is request
-            _that(staked, f"{name}: losing its worker would go unnoticed", story)
+            _that(staked, f"{name}: losing its worker would go unnoticed", request)
     if state is RequestState.ENDING:
-        _that(request not in s.deadlines, f"{name} still has a deadline", story)
-        _that(request.end is not None, f"{name} has proposed no end", story)
-    _that(request.state is not RequestState.GONE, f"{name} is still known", story)
+        _that(request not in s.deadlines, f"{name} still has a deadline", request)
+        _that(request.end is not None, f"{name} has proposed no end", request)
+    _that(request.state is not RequestState.GONE, f"{name} is still known", request)
 
 
 def _worker(s: State, worker: Worker) -> None:
@@ -109,7 +111,7 @@ def _worker(s: State, worker: Worker) -> None:
         )
     for row_id, request in worker.stakes.items():
         mine = request.row is not None and request.row.id == row_id
-        _that(mine, f"{name}: a stake in a row that is not current", request.lifecycle.story())
+        _that(mine, f"{name}: a stake in a row that is not current", request)
     _batches(worker, name)
 
 
@@ -126,7 +128,7 @@ def _memory(s: State, worker: Worker) -> None:
             safe or not pool or pages[row.model] <= pool,
             f"{name}: row {row.id} may not be preempted, and with what is older needs"
             f" {pages[row.model]} pages of {pool}",
-            request.lifecycle.story(),
+            request,
         )
     for model in worker.pages.keys() | pages.keys():
         promised, spec = worker.pages.get(model, 0), worker.specs[model]

@@ -125,7 +125,7 @@ class World(Simulation):
                 assert list(s.tokens) == right[: len(s.tokens)], f"stream {key} went wrong"
                 self.checked[key] = len(s.tokens)
 
-    def settle(self, limit: int = 4000) -> None:
+    def settle(self, limit: int = 20_000) -> None:
         """Let everything go on, fairly, until nothing is open."""
         for turn in range(limit):
             moved = False
@@ -135,12 +135,13 @@ class World(Simulation):
                     moved = True
             for worker in list(self.workers.values()):
                 w: Any = worker
-                while w.life in self.workers and (self.engine(w) or self.main(w)):
-                    moved = True
+                for move in (self.engine, self.engine, self.main):
+                    if w.life in self.workers and move(w):
+                        moved = True
             for owner in self.owners.values():
                 if owner.life not in self.sessions:
                     self.reset(owner.life, notice=False)
-            if not moved or turn % 4 == 0:
+            if not moved or turn % 8 == 0:
                 self.check()
                 self.pass_time(0.05)
             if not moved and self.at_rest():
