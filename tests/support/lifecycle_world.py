@@ -75,7 +75,7 @@ class World(Simulation):
 
     def _late(self, m: Frames, target: int) -> dict[OwnedStream, int]:
         """Open streams of the owner whose frames in `m` are of another attempt (rule 7)."""
-        known = self.owners[target].streams
+        known = self.owners[target].streams if target in self.owners else {}
         rows = [(known[s], a) for s, a in zip(m.stream, m.attempt, strict=True) if s in known]
         return {s: len(s.tokens) for s, attempt in rows if attempt != s.attempt}
 
