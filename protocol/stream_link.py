@@ -6,13 +6,13 @@ coalesce per row; beyond `HOLD_BYTES` the owner's rows must be held, after `FAIL
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from protocol import columns
 from protocol.codec import encode
-from protocol.messages import FLAG_END, Frames, Message, Window
+from protocol.messages import FLAG_END, Column, Frames, Message, Window
 
 WINDOW_BYTES = 1 << 20  # in flight before coalescing begins; the owner may say otherwise
 HOLD_BYTES = 8 << 20
@@ -38,6 +38,27 @@ class Emit:
 
 
 @dataclass(slots=True)
+class Plain:
+    """Rows of one step with one token each on channel 0 and nothing else to tell, as columns: what
+    nearly all rows of nearly all steps are. All four have one length."""
+
+    stream: Column = field(default_factory=columns.u64)
+    attempt: Column = field(default_factory=columns.u16)
+    first: Column = field(default_factory=columns.u32)
+    tokens: Column = field(default_factory=columns.u32)
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def emits(self) -> Iterator[Emit]:
+        """The same rows one by one."""
+        for stream, attempt, first, token in zip(
+            self.stream, self.attempt, self.first, self.tokens, strict=True
+        ):
+            yield Emit(stream, attempt, 0, first, (token,))
+
+
+@dataclass(slots=True)
 class _Row:
     attempt: int
     first: int
@@ -47,8 +68,33 @@ class _Row:
     extra: dict[str, Any] | None = None
 
 
-def to_frames(emits: Sequence[Emit]) -> Frames:
-    """Rows of one step as one columnar message."""
+def to_frames(emits: Sequence[Emit], plain: Plain | None = None) -> Frames:
+    """Rows of one step as one columnar message, the plain ones first."""
+    if plain is None or not len(plain):
+        return _from_rows(emits)
+    n = len(plain)
+    zeros = columns.u8(bytes(n))
+    told = Frames(
+        stream=plain.stream, attempt=plain.attempt, channel=zeros, first=plain.first,
+        count=columns.u32([1]) * n, flags=zeros, reason=zeros, tokens=plain.tokens,
+    )  # fmt: skip
+    if not emits:
+        return told
+    rest = _from_rows(emits)
+    return Frames(
+        stream=told.stream + rest.stream,
+        attempt=told.attempt + rest.attempt,
+        channel=told.channel + rest.channel,
+        first=told.first + rest.first,
+        count=told.count + rest.count,
+        flags=told.flags + rest.flags,
+        reason=told.reason + rest.reason,
+        tokens=told.tokens + rest.tokens,
+        extras={n + i: extra for i, extra in rest.extras.items()},
+    )
+
+
+def _from_rows(emits: Sequence[Emit]) -> Frames:
     return Frames(
         stream=columns.u64([e.stream for e in emits]),
         attempt=columns.u16([e.attempt for e in emits]),
@@ -84,14 +130,15 @@ class StreamSender:
         self._probe = 0  # sequence number of the last empty frame
         self._over_since: float | None = None
 
-    def emit(self, emits: Sequence[Emit], now: float) -> list[bytes]:
-        """One step's rows. Sent at once, or coalesced when the window is full."""
+    def emit(self, emits: Sequence[Emit], now: float, plain: Plain | None = None) -> list[bytes]:
+        """One step's rows. Sent at once, or coalesced when the window is full. `plain` rows cost
+        what their bytes cost; no stream is in both."""
         if self._pending or self._in_flight >= self._window:
-            for e in emits:
+            for e in (*(plain.emits() if plain is not None else ()), *emits):
                 self._coalesce(e)
             self._note_pressure(now)
             return self._drain(now)
-        return [self._frame(emits, now)] if emits else []
+        return [self._frame(emits, now, plain)] if emits or plain else []
 
     def window(self, message: Window, now: float) -> list[bytes]:
         """The owner acknowledged, or asks for a repeat."""
@@ -145,9 +192,9 @@ class StreamSender:
             "pending_bytes": self._pending_bytes,
         }
 
-    def _frame(self, emits: Sequence[Emit], now: float) -> bytes:
+    def _frame(self, emits: Sequence[Emit], now: float, plain: Plain | None = None) -> bytes:
         self._seq += 1
-        data = encode(to_frames(emits), *self._lives, self._seq)
+        data = encode(to_frames(emits, plain), *self._lives, self._seq)
         self._kept.append((self._seq, data))
         self._in_flight += len(data)
         self._last_sent = now

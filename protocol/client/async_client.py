@@ -18,7 +18,7 @@ from protocol.channel.endpoints import Endpoints
 from protocol.channel.zeromq import ZmqNetwork
 from protocol.client.async_stream import AsyncStream
 from protocol.client.control_link import ControlLink, Phase
-from protocol.client.owner import Ended, Event, Owner, Send
+from protocol.client.owner import Event, Grew, Owner, Send
 from protocol.client.stream_port import StreamPort
 from protocol.clock import Clock, SystemClock
 from protocol.errors import Bug, ConductorLost, InvalidRequest, PodiumError, Unavailable
@@ -295,10 +295,13 @@ class AsyncClient:
             if isinstance(e, Send):
                 self._link.send(e.message, self._clock.monotonic(), e.keep)
                 self._pump_soon()
+            elif isinstance(e, Grew):
+                for stream in e.streams:
+                    handle = self._handles.get(stream)
+                    if handle is not None:
+                        handle.wake()
             else:
-                handle = self._handles.get(e.stream)
-                if isinstance(e, Ended):
-                    self._handles.pop(e.stream, None)
+                handle = self._handles.pop(e.stream, None)
                 if handle is not None:
                     handle.wake()
 

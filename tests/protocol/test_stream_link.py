@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol import stream_link
+from protocol import columns, stream_link
 from protocol.codec import decode
 from protocol.messages import FLAG_CLOSES, FLAG_END, Frames, Window
-from protocol.stream_link import Emit, StreamReceiver, StreamSender
+from protocol.stream_link import Emit, Plain, StreamReceiver, StreamSender, to_frames
 
 
 @dataclass
@@ -179,3 +179,44 @@ def test_a_new_attempt_replaces_what_waits_of_the_old_one() -> None:
     assert isinstance(frames, Frames)
     assert list(frames.attempt) == [2]
     assert list(frames.tokens) == [7]
+
+
+ROWS = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.booleans()),
+    max_size=12, unique_by=lambda r: r[0],
+)  # fmt: skip
+
+
+@given(ROWS)
+def test_plain_columns_say_what_their_rows_would_say_one_by_one(
+    rows: list[tuple[int, int, bool]],
+) -> None:
+    plain = columns_of([(s, t) for s, t, odd in rows if not odd])
+    odd = [Emit(s, 3, 0, 7, (t,), FLAG_END, 2, {"error": {}}) for s, t, odd in rows if odd]
+    assert to_frames(odd, plain) == to_frames([*plain.emits(), *odd])
+    one_frame = StreamSender(1, 2).emit(odd, 0.0, plain)
+    assert len(one_frame) == bool(rows)
+    assert one_frame == StreamSender(1, 2).emit([*plain.emits(), *odd], 0.0)
+
+
+def columns_of(rows: list[tuple[int, int]], first: int = 7) -> Plain:
+    n = len(rows)
+    return Plain(
+        columns.u64(s for s, _ in rows), columns.u16([3] * n), columns.u32([first] * n),
+        columns.u32(t for _, t in rows),
+    )  # fmt: skip
+
+
+def test_plain_columns_coalesce_beyond_the_window_as_rows_do() -> None:
+    p = Pair()
+    unread: list[bytes] = []
+    steps = 0
+    while not p.sender.statistics()["pending_bytes"]:
+        unread += p.sender.emit([], p.now, columns_of([(s, steps) for s in range(8)], steps))
+        steps += 1
+    for _ in range(50):
+        assert p.sender.emit([], p.now, columns_of([(s, steps) for s in range(8)], steps)) == []
+        steps += 1
+    p.to_owner(unread)
+    p.rest()
+    assert p.got == {s: list(range(steps)) for s in range(8)}

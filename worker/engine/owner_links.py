@@ -13,7 +13,7 @@ from protocol.codec import decode
 from protocol.errors import WireError
 from protocol.messages import FLAG_END, Window
 from protocol.session import Outbox
-from protocol.stream_link import Emit, StreamSender
+from protocol.stream_link import Emit, Plain, StreamSender
 
 TICK_S = 0.1
 
@@ -84,15 +84,23 @@ class OwnerLinks:
             link.channel.close()
         return link is not None
 
-    def emit(self, owner: int, rows: Sequence[int], emits: Sequence[Emit], now: float) -> bool:
-        """One step's rows for one owner, as one `Frames`. False: no such owner."""
+    def emit(
+        self,
+        owner: int,
+        rows: Sequence[int],
+        emits: Sequence[Emit],
+        now: float,
+        plain: Plain | None = None,
+    ) -> bool:
+        """One step's rows for one owner, as one `Frames`; `rows` are those of `emits`. False: no
+        such owner."""
         link = self._links.get(owner)
         if link is None:
             return False
         for row, e in zip(rows, emits, strict=True):
             if e.flags & FLAG_END:
                 link.ended[e.stream].append((row, e.first + len(e.tokens)))
-        self._push(link, link.sender.emit(emits, now))
+        self._push(link, link.sender.emit(emits, now, plain))
         self._counts["emits"] += 1
         return True
 

@@ -323,5 +323,5 @@ class PostprocessThread:
         self._settled = False  # before main learns of what these frames end
         now = self._clock.monotonic()
         for owner, frame in tail.frames.items():
-            if not self._links.emit(owner, frame.rows, frame.emits, now):
+            if not self._links.emit(owner, frame.rows, frame.emits, now, frame.plain):
                 self._counts["frames_without_owner"] += 1

@@ -57,6 +57,9 @@ class RowTable:
         self._slots: dict[int, int] = {}
         self._free = list(range(_FIRST_SLOTS - 1, -1, -1))
         self._streams: list[RowStream | None] = [None] * _FIRST_SLOTS
+        self.owner: NDArray[np.uint64] = np.zeros(_FIRST_SLOTS, np.uint64)
+        self.stream: NDArray[np.uint64] = np.zeros(_FIRST_SLOTS, np.uint64)
+        self.attempt: NDArray[np.uint16] = np.zeros(_FIRST_SLOTS, np.uint16)
         self.position: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.ends_at: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
         self.final_batch: NDArray[np.int64] = np.zeros(_FIRST_SLOTS, np.int64)
@@ -75,6 +78,9 @@ class RowTable:
         slot = self._free.pop()
         self._slots[stream.row] = slot
         self._streams[slot] = stream
+        self.owner[slot] = stream.owner
+        self.stream[slot] = stream.stream
+        self.attempt[slot] = stream.attempt
         self.position[slot] = stream.start
         self.ends_at[slot] = stream.ends_at
         self.final_batch[slot] = stream.final_batch
@@ -123,6 +129,9 @@ class RowTable:
         def longer(a: NDArray[Any]) -> NDArray[Any]:
             return np.concatenate([a, np.zeros_like(a)])
 
+        self.owner = longer(self.owner)
+        self.stream = longer(self.stream)
+        self.attempt = longer(self.attempt)
         self.position = longer(self.position)
         self.ends_at = longer(self.ends_at)
         self.final_batch = longer(self.final_batch)

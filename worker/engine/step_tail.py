@@ -3,6 +3,7 @@
 Works on whole columns; only rows that end cost Python per row beside their frame entry.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from protocol.errors import PodiumError, RequestFailed
 from protocol.graph import GraphSpec, Loop
 from protocol.messages import FLAG_CLOSES, FLAG_END, Reason
-from protocol.stream_link import Emit
+from protocol.stream_link import Emit, Plain
 from worker.api.model import Next
 from worker.engine.executing_batch import ExecutingBatch
 from worker.engine.row_table import RowStream, RowTable
@@ -34,10 +35,11 @@ class ServedModel:
 
 @dataclass(slots=True)
 class OwnerFrame:
-    """One owner's part of a step: rows and what to emit for each."""
+    """One owner's part of a step: rows and what to emit for each, and the plain rows."""
 
     rows: list[int] = field(default_factory=list[int])
     emits: list[Emit] = field(default_factory=list[Emit])
+    plain: Plain | None = None
 
 
 @dataclass(slots=True)
@@ -143,20 +145,19 @@ class TailBuilder:
         reasons = np.where(
             stops, int(Reason.STOP), np.where(length, int(Reason.LENGTH), final * int(Reason.DONE))
         )
+        plain = live & (reasons == 0)
+        self._emit_plain(tail, slots[plain], first[plain], tokens[plain])
+        ended = live & (reasons != 0)
         columns = zip(
-            slots.tolist(), live.tolist(), first.tolist(), tokens.tolist(), reasons.tolist(),
-            strict=True,
+            slots[ended].tolist(), first[ended].tolist(), tokens[ended].tolist(),
+            reasons[ended].tolist(), strict=True,
         )  # fmt: skip
-        for slot, alive, at, token, reason in columns:
+        for slot, at, token, reason in columns:
             stream = table.at(slot)
-            if not alive or stream is None:
-                continue
-            if reason:
+            if stream is not None:
                 self.finish(
                     tail, stream, Reason(reason), walk=batch.walk, tokens=(token,), count=at + 1
                 )
-            else:
-                tail.emit(stream, Emit(stream.stream, stream.attempt, 0, at, (token,)))
         for row in silent:
             stream = table.get(row)
             if stream is None or stream.final_batch != batch.batch or table.has_ended(row):
@@ -164,3 +165,25 @@ class TailBuilder:
             at = table.position_of(row)
             self.finish(tail, stream, Reason.DONE, walk=batch.walk, tokens=(), count=at)
         return tail
+
+    def _emit_plain(
+        self,
+        tail: Tail,
+        slots: NDArray[np.intp],
+        first: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+    ) -> None:
+        """Rows that only got a token: one set of columns for each owner."""
+        if not len(slots):
+            return
+        table = self.table
+        owners = table.owner[slots]
+        for owner in owners[:1] if (owners == owners[0]).all() else np.unique(owners):
+            own = owners == owner
+            its = slots[own]
+            tail.frames[int(owner)].plain = Plain(
+                stream=array("Q", table.stream[its].tobytes()),
+                attempt=array("H", table.attempt[its].tobytes()),
+                first=array("I", first[own].astype(np.uint32).tobytes()),
+                tokens=array("I", tokens[own].astype(np.uint32).tobytes()),
+            )

@@ -4,7 +4,7 @@ import pytest
 
 from conductor.core.commands import Command, Forget, Kill, Send
 from conductor.core.events import Tick
-from protocol.messages import ROW_TRIAL, Beat, Kind, Leave, Owners, Rebase
+from protocol.messages import ROW_TRIAL, Beat, Kind, Leave, Leaving, Owners, Rebase
 from tests.support.conductor_driver import Driver, rows, sent
 
 
@@ -161,3 +161,15 @@ def test_the_snapshot_says_who_is_there_and_ready() -> None:
     assert d.snapshot["ready"] is False
     d.link_down(w)
     assert d.snapshot["workers"][0]["state"] == "unlinked"
+
+
+def test_the_timer_knows_when_a_draining_workers_grace_ends() -> None:
+    d = Driver()
+    worker, owner = d.worker(), d.owner()
+    d.tick()
+    d.submit(owner, 1)
+    assert d.machine.next_due() == pytest.approx(d.now + 0.2)
+    d.said(worker, Leaving(50))
+    assert d.machine.next_due() == pytest.approx(d.now + 0.05)
+    d.exited(worker)
+    assert d.machine.next_due() == pytest.approx(d.now + 0.2)

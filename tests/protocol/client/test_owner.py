@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from protocol import columns
 from protocol.client.owned_stream import OwnedStream
-from protocol.client.owner import DEADLINE_GRACE_S, Ended, Event, Owner, Send, Tokens
+from protocol.client.owner import DEADLINE_GRACE_S, Ended, Event, Grew, Owner, Send
 from protocol.client.stream_states import TRANSITIONS, Change, State, after
 from protocol.errors import (
     ConductorLost,
@@ -88,8 +88,8 @@ def test_a_second_terminal_event_is_the_one_impossible_thing() -> None:
 def test_tokens_are_accepted_at_the_position_that_is_next() -> None:
     owner = Owner()
     s = opened(owner)
-    assert owner.frames(frame(s, 0, [5, 6])) == [Tokens(s.id, columns.u32([5, 6]))]
-    assert owner.frames(frame(s, 2, [7])) == [Tokens(s.id, columns.u32([7]))]
+    assert owner.frames(frame(s, 0, [5, 6])) == [Grew([s.id])]
+    assert owner.frames(frame(s, 2, [7])) == [Grew([s.id])]
     assert list(s.tokens) == [5, 6, 7]
 
 
@@ -97,8 +97,39 @@ def test_one_message_carries_many_rows() -> None:
     owner = Owner()
     a, b = opened(owner), opened(owner)
     m = to_frames([Emit(a.id, 1, 0, 0, [1]), Emit(99, 1, 0, 0, [2, 2]), Emit(b.id, 1, 0, 0, [3])])
-    assert owner.frames(m) == [Tokens(a.id, columns.u32([1])), Tokens(b.id, columns.u32([3]))]
+    assert owner.frames(m) == [Grew([a.id, b.id])]
+    assert (list(a.tokens), list(b.tokens)) == ([1], [3])
     assert owner.statistics()["unknown_stream"] == 1
+
+
+def test_a_steady_step_is_taken_as_its_rows_one_by_one_would_be() -> None:
+    """Every way in which a row of a step of single tokens can be odd, among rows that are not."""
+    whole, single = Owner(), Owner()
+    for owner in (whole, single):
+        a, repeat, diverged, gap, rebased, ending, b = (opened(owner) for _ in range(7))
+        for s in (repeat, diverged):
+            owner.frames(frame(s, 0, [4]))
+        owner.rebase(rebase(rebased, 2))
+        owner.end(end(ending, Reason.DONE, [1]))
+        streams = (a, repeat, diverged, gap, rebased, ending, b)
+    emits = [Emit(s.id, 1, 0, first, [4 + i]) for i, (s, first) in enumerate(
+        [(a, 0), (repeat, 0), (diverged, 0), (gap, 3), (rebased, 0), (ending, 0), (b, 0)]
+    )]  # fmt: skip
+    emits[1].tokens = [4]
+    emits.append(Emit(999, 1, 0, 0, [1]))
+    events = whole.frames(to_frames(emits))
+    alone = [e for emit in emits for e in single.frames(to_frames([emit]))]
+    grown = [i for e in alone if isinstance(e, Grew) for i in e.streams]
+    assert isinstance(events[0], Grew)
+    assert sorted(events[0].streams) == sorted(grown) == [a.id, ending.id, b.id]
+    ended = [e for e in alone if isinstance(e, Ended)]
+    assert [(e.stream, e.reason) for e in events if isinstance(e, Ended)] == [
+        (e.stream, e.reason) for e in ended
+    ]
+    assert [e.reason for e in ended] == [Reason.DIVERGED, Reason.FAILED, Reason.DONE]
+    assert closed(events) == closed(alone)
+    assert whole.statistics() == single.statistics()
+    assert [list(s.tokens) for s in streams] == [[4], [4], [4], [], [], [9], [10]]
 
 
 def test_repeats_are_dropped_and_only_the_new_part_is_taken() -> None:
@@ -106,7 +137,7 @@ def test_repeats_are_dropped_and_only_the_new_part_is_taken() -> None:
     s = opened(owner)
     owner.frames(frame(s, 0, [5, 6, 7]))
     assert owner.frames(frame(s, 1, [6])) == []
-    assert owner.frames(frame(s, 1, [6, 7, 8])) == [Tokens(s.id, columns.u32([8]))]
+    assert owner.frames(frame(s, 1, [6, 7, 8])) == [Grew([s.id])]
     assert list(s.tokens) == [5, 6, 7, 8]
     assert owner.statistics()["repeated"] == 3
 
@@ -169,7 +200,7 @@ def test_a_closing_frame_ends_the_stream() -> None:
     owner = Owner()
     s = opened(owner)
     events = owner.frames(frame(s, 0, [5], flags=FLAG_END | FLAG_CLOSES, reason=Reason.LENGTH))
-    assert events[:2] == [Tokens(s.id, columns.u32([5])), Ended(s.id, Reason.LENGTH, None)]
+    assert events[:2] == [Grew([s.id]), Ended(s.id, Reason.LENGTH, None)]
     assert closed(events) == [(s.id, 1, Reason.LENGTH, 1)]
     assert owner.statistics()["open"] == 0
 
@@ -178,7 +209,7 @@ def test_an_end_of_the_channel_alone_does_not_close() -> None:
     owner = Owner()
     s = opened(owner)
     events = owner.frames(frame(s, 0, [5], flags=FLAG_END, reason=Reason.STOP))
-    assert events == [Tokens(s.id, columns.u32([5]))]
+    assert events == [Grew([s.id])]
     assert s.state is State.OPEN
 
 
@@ -215,7 +246,7 @@ def test_end_with_counts_waits_for_the_tail() -> None:
     owner.frames(frame(s, 0, [5]))
     assert owner.end(end(s, Reason.DONE, [3])) == []
     assert s.state is State.ENDING
-    assert owner.frames(frame(s, 1, [6])) == [Tokens(s.id, columns.u32([6]))]
+    assert owner.frames(frame(s, 1, [6])) == [Grew([s.id])]
     assert closed(owner.frames(frame(s, 2, [7]))) == [(s.id, 1, Reason.DONE, 3)]
 
 
@@ -455,9 +486,10 @@ def test_any_interleaving_gives_one_terminal_event_and_a_gapless_history(
 
     def absorb(events: list[Event]) -> None:
         for e in events:
-            if isinstance(e, Tokens):
+            if isinstance(e, Grew):
                 assert not ends, "a token after the terminal event"
-                delivered.extend(e.tokens)
+                assert e.streams == [s.id]
+                delivered.extend(s.tokens[len(delivered) :])
             elif isinstance(e, Ended):
                 ends.append(e.reason)
         told.extend(closed(events))

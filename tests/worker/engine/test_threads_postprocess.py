@@ -138,6 +138,26 @@ def test_a_steps_frames_are_sent_before_main_hears_of_it(bench: Bench) -> None:
     assert done.ends[2].count == 8
 
 
+def test_each_owner_gets_one_frame_with_its_own_rows(bench: Bench) -> None:
+    others = {20: bench.network.bind("memory://twenty"), 3: bench.network.bind("memory://three")}
+    bench.thread.order(OwnerUp(20, "memory://twenty"))
+    bench.thread.order(OwnerUp(3, "memory://three"))
+    for row, owner in {1: OWNER, 2: 20, 3: OWNER, 4: 20, 5: 3}.items():
+        bench.attach(row, owner=owner, attempt=owner, base=[row])
+    bench.step({1: 41, 2: 42, 3: EOS, 4: 44, 5: 45})
+    (mine,) = bench.frames()
+    assert (list(mine.stream), list(mine.tokens)) == ([1, 3], [41, EOS])
+    assert list(mine.flags) == [0, FLAG_END | FLAG_CLOSES]
+    found = {}
+    for owner, channel in others.items():
+        ((_, data),) = channel.receive()
+        found[owner] = decode(data).message
+    assert {o: list(m.stream) for o, m in found.items()} == {20: [2, 4], 3: [5]}
+    assert list(found[20].first) == [2, 4]
+    assert list(found[20].attempt) == [20, 20]
+    assert list(found[3].tokens) == [45]
+
+
 def test_tokens_after_the_end_are_discarded_and_counted(bench: Bench) -> None:
     bench.attach(1)
     bench.attach(2)
