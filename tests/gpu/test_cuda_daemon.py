@@ -1,7 +1,6 @@
 """The whole daemon on a CUDA worker: HTTP in, transformers' tokens out, and a worker killed."""
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from protocol.client.async_client import AsyncClient
+from tests.support import tiny_llama
 from tests.support.processes import Daemon, running_daemon
 from worker.models.reference_hash import reference_tokens
 
@@ -26,36 +26,10 @@ pytestmark = [
 TOKENS = 40
 
 
-def byte_tokenizer(folder: Path) -> None:
-    """A folder's tokenizer of 256 bytes and one special token."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {c: i for i, c in enumerate(alphabet)} | {"</s>": 256}
-    t = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    t.decoder = decoders.ByteLevel()
-    t.add_special_tokens(["</s>"])
-    t.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-    settings = {"eos_token": "</s>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
-
-
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    config = transformers.LlamaConfig(
-        vocab_size=257, hidden_size=128, intermediate_size=256, num_hidden_layers=3,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-        initializer_range=0.3, eos_token_id=256, bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    model = transformers.LlamaForCausalLM(config)
     folder = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(folder)
-    byte_tokenizer(folder)
-    return folder, model.eval().cuda()
+    return folder, tiny_llama.make(folder).cuda()
 
 
 @pytest.fixture(scope="module")
@@ -73,23 +47,13 @@ def daemon(llama: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) ->
         yield d
 
 
-@torch.no_grad()
-def expected(model: Any, ids: list[int]) -> list[int]:
-    given = torch.tensor([ids], device="cuda")
-    out = model.generate(
-        given, max_new_tokens=TOKENS, do_sample=False, pad_token_id=256,
-        attention_mask=torch.ones_like(given),
-    )  # fmt: skip
-    return out[0, len(ids) :].tolist()
-
-
 async def test_tokens_are_transformers(daemon: Daemon, llama: tuple[Path, Any]) -> None:
     prompts = [[(i * 17 + j * j) % 256 for j in range(4 + 9 * i)] for i in range(16)]
     async with AsyncClient(daemon.endpoints) as client:
         got = await asyncio.gather(
             *(client.generate("tiny", tokens=p, max_tokens=TOKENS).collect() for p in prompts)
         )
-    assert got == [expected(llama[1], p) for p in prompts]
+    assert got == [tiny_llama.greedy(llama[1], p, TOKENS) for p in prompts]
 
 
 async def test_an_answer_over_http_is_transformers(daemon: Daemon, llama: tuple[Path, Any]) -> None:
@@ -104,7 +68,7 @@ async def test_an_answer_over_http_is_transformers(daemon: Daemon, llama: tuple[
     async with httpx.AsyncClient(base_url=daemon.url, timeout=60) as http:
         r = await http.post("/v1/chat/completions", json=body)
     assert r.status_code == 200, r.text
-    ids = expected(llama[1], tokenizer.encode(question).ids)
+    ids = tiny_llama.greedy(llama[1], tokenizer.encode(question).ids, TOKENS)
     assert r.json()["choices"][0]["message"]["content"] == tokenizer.decode(ids)
 
 
