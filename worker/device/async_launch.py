@@ -16,7 +16,6 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
-import torch._meta_registrations  # pyright: ignore[reportUnusedImport]  # shapes of fused operators
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode

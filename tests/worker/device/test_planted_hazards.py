@@ -70,7 +70,7 @@ def compute_behind_its_reader(seq: Sequencer, loop: ReplayLoop) -> None:
     """Step N starts once its reader has read, or waits for the completion event in earnest."""
 
     def may_pass(n: int) -> bool:
-        if seq.passed("readback:copy") > n:
+        if seq.passed("readback:synchronize") > n:  # behind the copy
             return True
         return seq.reached("readback:wait") > n and not loop.completed(n)
 
