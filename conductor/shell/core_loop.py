@@ -71,6 +71,7 @@ class CoreLoop:
         self._in_turn = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
+        self._will_schedule = False
         self._next_tick = 0.0
         self._next_check = 0.0
         self._recent_bugs: deque[float] = deque()
@@ -91,7 +92,9 @@ class CoreLoop:
         finally:
             self._in_turn = False
         self.turns.add((self._monotonic() - started) * 1000)
-        self._schedule()
+        if not self._will_schedule:  # once for all the events that one wake-up brought
+            self._will_schedule = True
+            asyncio.get_running_loop().call_soon(self._schedule)
         self._turned()
 
     def snapshot(self) -> dict[str, Any]:
@@ -123,6 +126,7 @@ class CoreLoop:
 
     def _schedule(self) -> None:
         """Wake at the core's next due time, and no later than one beat after the last tick."""
+        self._will_schedule = False
         if self._stopped:
             return
         now = self._monotonic()
