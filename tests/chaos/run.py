@@ -23,6 +23,7 @@ from typing import Any
 from tests.chaos import scenario
 from tests.chaos.driver import Outcome, Run
 from tests.chaos.leaks import Baseline
+from tests.chaos.scenario import Scenario
 from tests.support.processes import Daemon, running_daemon
 
 SEEDS_A_DAEMON = 50
@@ -41,10 +42,13 @@ class Chaos:
         self._baseline = Baseline.of(daemon)
 
     def run(self, seed: int) -> Outcome:
-        return asyncio.run(self._run(seed))
+        return self.play(scenario.make(seed))
 
-    async def _run(self, seed: int) -> Outcome:
-        return await Run(self.daemon, self._orders, scenario.make(seed)).run(self._baseline)
+    def play(self, scene: Scenario) -> Outcome:
+        return asyncio.run(self._play(scene))
+
+    async def _play(self, scene: Scenario) -> Outcome:
+        return await Run(self.daemon, self._orders, scene).run(self._baseline)
 
 
 @contextmanager
