@@ -141,7 +141,7 @@ def test_p24_of_two_started_at_once_in_one_place_one_names_the_other(tmp_path: P
         for name in ("one", "two"):
             (tmp_path / name).mkdir()
             place = {"runtime_dir": str(daemons[0].root)} if daemons else {}
-            daemons.append(Daemon(config(**place), tmp_path / name))
+            daemons.append(Daemon({**config(), **place}, tmp_path / name))
         (owner,) = [d for d in daemons if _serves(d)]
         (other,) = [d for d in daemons if d is not owner]
         assert other.wait() == 75
