@@ -28,7 +28,9 @@ U32 = st.one_of(st.integers(0, 6), st.just((1 << 32) - 1))
 U16 = st.one_of(st.integers(0, 4), st.just(0xFFFF))
 U8 = st.integers(0, 26)
 JUNK = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-5, 1 << 64), st.text(max_size=4), st.floats()),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-5, (1 << 64) - 1), st.text(max_size=4), st.floats()
+    ),
     lambda x: st.one_of(
         st.lists(x, max_size=3), st.dictionaries(st.text(max_size=4), x, max_size=3)
     ),
