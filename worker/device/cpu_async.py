@@ -33,8 +33,9 @@ from worker.device.base import DeviceEvent, DeviceStream
 
 class CpuAsyncDevice:
     """`gate(name)` is called on a stream's thread before each item: "stream:operator", and
-    "stream:record", ":wait", ":replay", ":copy" (a readback; ":synchronize" follows it) or a `mark`'s
-    name; "graph:operator" within a replay. Streams are "compute", "readback" and those of `new_stream`.
+    "stream:record", ":wait", ":replay", ":copy" (a readback; ":synchronize" follows it) or a
+    `mark`'s name; "graph:operator" within a replay. Streams are "compute", "readback" and those of
+    `new_stream`.
 
     `threads`: intra-op threads of each stream.
     """

@@ -263,7 +263,7 @@ def test_a_failed_kernel_is_sticky_and_surfaces_later(device, seq):
     seq.hold("compute:*")
     with device.compute():
         x = torch.zeros(3).index_select(0, torch.tensor([5]))  # a kernel finds out, no launch does
-        y = x + 1
+        y = torch.full((3,), 2.0)
         done = device.new_event()
         done.record()
     seq.release("compute:*")
@@ -271,7 +271,7 @@ def test_a_failed_kernel_is_sticky_and_surfaces_later(device, seq):
         done.synchronize,
         done.query,
         device.synchronize,
-        lambda: device.to_host(y, done),
+        lambda: device.to_host(x, done),
     ):
         with pytest.raises(
             AsyncDeviceError, match=r"compute:index_select.*failed before"
@@ -320,7 +320,7 @@ def test_an_event_never_recorded_is_complete(device, seq):
 
 def test_a_wait_binds_to_the_record_before_it(device, seq):
     other = device.new_stream("other")
-    seq.hold("compute:record")
+    seq.hold("compute:record", "other:wait")
     event = device.new_event()
     with device.compute():
         event.record()
@@ -329,6 +329,7 @@ def test_a_wait_binds_to_the_record_before_it(device, seq):
         torch.ones(1)
     with device.compute():
         event.record()
+    seq.release("other:wait")
     seq.let("compute:record")
     seq.until_passed("other:ones")  # the second record is held still
     assert not event.query()
