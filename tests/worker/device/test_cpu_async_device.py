@@ -6,12 +6,15 @@ import pytest
 import torch
 from torch.nn import functional
 
+from protocol.config import parse
+from protocol.errors import ConfigError
 from tests.support.sequencer import Sequencer
 from worker.device import poison
 from worker.device.async_launch import NoLaunch, ValueRead
 from worker.device.async_streams import AsyncDeviceError
 from worker.device.cpu_async import CpuAsyncDevice
 from worker.device.poison import PoisonRead, is_poison
+from worker.process.loading import make_device
 
 
 @pytest.fixture
@@ -385,3 +388,14 @@ def test_memory_is_known(device):
 
 def test_a_bool_has_no_poison():
     assert not is_poison(poison.poison(torch.empty(3, dtype=torch.bool))).any()
+
+
+def test_a_configuration_may_ask_for_it():
+    models = {"m": {"kind": "reference"}}
+    config = parse({"models": models, "workers": [{"name": "w0", "device": "cpu-async"}]})
+    assert config.workers != "auto"
+    device = make_device(config.workers[0].device)
+    assert isinstance(device, CpuAsyncDevice)
+    device.close()
+    with pytest.raises(ConfigError, match="device"):
+        parse({"models": models, "workers": [{"name": "w0", "device": "cpu-sync"}]})
