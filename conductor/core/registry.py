@@ -131,7 +131,6 @@ class Registry:
 
     def add_owner(self, owner: Owner) -> None:
         self.owners[owner.life] = owner
-        self.lost_owners.pop(owner.life, None)
 
     def drop_worker(self, worker: Worker) -> None:
         self.workers.pop(worker.life, None)
@@ -143,9 +142,11 @@ class Registry:
         self.lost_owners[owner.life] = owner.endpoint
         while len(self.lost_owners) > REMEMBERED:
             self.lost_owners.popitem(last=False)
+        self.fence(owner.life)
 
     def fence(self, life: int) -> None:
-        """This worker incarnation is never taken back (rule 14)."""
+        """This incarnation is never taken back (rule 14). An owner neither: its streams are closed
+        and counted, and workers have forgotten how far their links to it were."""
         self._fenced[life] = None
         while len(self._fenced) > REMEMBERED:
             self._fenced.popitem(last=False)

@@ -48,6 +48,7 @@ class SimOwner:
         self.ended: dict[int, Ended] = {}
         self.out: list[tuple[int, Message]] = []
         self.welcomed = False
+        self.fenced = False
         self.carried: list[Message] = []
 
     def hello(self) -> Hello:
@@ -82,6 +83,9 @@ class SimOwner:
                 self.act(self.book.frames(m))
             case Refuse():
                 self.welcomed = False
+                self.fenced = m.code == "fenced"
+                if self.fenced:
+                    self.act(self.book.close_all(Reason.OWNER_LOST))
             case _:
                 assert isinstance(m, Beat), m
 
@@ -207,8 +211,12 @@ class Simulation:
         elif target in self.workers:
             self.workers[target].take(message)
         elif target in self.owners:
-            self.owners[target].take(message, self.now)
-            if isinstance(message, Frames) and source in self.workers:
+            owner = self.owners[target]
+            owner.take(message, self.now)
+            if owner.fenced:  # it was taken for dead: as a process, it starts anew
+                self.kill_owner(owner.life)
+                self.start_owner(owner.name + "'")
+            elif isinstance(message, Frames) and source in self.workers:
                 self.workers[source].acknowledged(message)
         self.flush()
 

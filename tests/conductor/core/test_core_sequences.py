@@ -343,6 +343,17 @@ def test_fenced_a_lost_life_is_never_taken_back() -> None:
     assert sent(d.last, Refuse)[0].code == "fenced"
 
 
+def test_a_lost_owner_is_never_taken_back() -> None:
+    """Its streams are counted as owner_lost: taken back, they would end a second time."""
+    d = World()
+    d.said(d.o, Bye("closing"))
+    d.owner(life=d.o)
+    (refused,) = sent(d.last, Refuse)
+    assert refused.code == "fenced"
+    assert Forget(d.o) in d.last
+    assert d.requests["closed"] == {"owner_lost": 1}
+
+
 def test_drain_lets_streams_finish_then_is_drained_once() -> None:
     d = World()
     assert d.event(Drain(10_000)) == []
