@@ -16,6 +16,7 @@ from tests.support.budget import budget, hunt
 from tests.support.conductor_driver import config, spec
 from tests.support.lifecycle_world import World
 from worker.micro_scheduler import space
+from worker.micro_scheduler.records import RowRecord
 
 POOL = 6  # pages of 16 tokens, as many as one of the largest requests needs
 
@@ -44,7 +45,7 @@ def live(
         if can:
             what, where = can[move % len(can)]
             what(*where)
-    world.settle(6000)
+    world.settle(3000)
     world.check_answers()
     assert {e.reason for e in owner.ended.values()} <= {Reason.LENGTH}
     assert worker.pages_used == 0
@@ -91,8 +92,20 @@ def no_room_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "make_room", lambda s: None)
 
 
-@pytest.mark.parametrize("plant", [no_bound, never_is_not_heard, overpromised, no_room_is_made])
+def never_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(space, "retry", lambda s, trial: None)
+
+
+def oldest_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RowRecord, "age", property(lambda row: -row.row))
+
+
+PLANTS = [no_bound, never_is_not_heard, overpromised, no_room_is_made]
+PLANTS += [never_retried, oldest_gives_way]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
 def test_it_finds_a_planted_bug(plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    with pytest.raises(Exception, match=r"preempted|promised|not at rest|WORKER_LOST"):
+    with pytest.raises(Exception, match=r"preempted|promised|not at rest|WORKER_LOST|oldest"):
         check(hunt(200))

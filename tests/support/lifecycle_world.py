@@ -13,7 +13,7 @@ from typing import Any
 from conductor.core.commands import Command, Send
 from conductor.core.placement import MAX_PREEMPTIONS
 from protocol.client.owned_stream import OwnedStream
-from protocol.messages import Frames, History, Rebase, Row, Run
+from protocol.messages import Frames, History, Reason, Rebase, Refuse, Row, Run
 from tests.support.conductor_harness import SimOwner, Simulation
 from tests.support.conductor_sim_worker import Crash
 from tests.support.scheduler_worker import SchedulerWorker
@@ -56,6 +56,11 @@ class World(Simulation):
                     assert attempt >= self.asked.get(key, 2), "attempts rise"
                     self.asked[key] = attempt
         super()._perform(command)
+        match command:
+            case Send(life, Refuse("fenced")) if life in self.owners:
+                self._fenced(life)
+            case _:
+                pass
 
     def _placed(self, row: Row) -> None:
         key = row.owner, row.stream, row.attempt
@@ -72,6 +77,15 @@ class World(Simulation):
         super().deliver(source, target)
         for s, length in late.items():
             assert len(s.tokens) == length, "tokens of another attempt were taken"
+
+    def _fenced(self, life: int) -> None:
+        """The owner was taken for dead: it ends its streams, and only a new life may come back."""
+        owner = self.owners[life]
+        owner.act(owner.book.close_all(Reason.OWNER_LOST))
+        assert set(owner.ended) == set(owner.streams)
+        self._check_owner(owner)
+        self.kill_owner(life)
+        self.start_owner(owner.name + "'")
 
     def _late(self, m: Frames, target: int) -> dict[OwnedStream, int]:
         """Open streams of the owner whose frames in `m` are of another attempt (rule 7)."""
