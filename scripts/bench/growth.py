@@ -6,6 +6,8 @@ that only takes time (timer_worker.py). CPU time, and allocations as Python coun
 
 import time
 import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from conductor.core.commands import Send
 from conductor.core.events import Received
@@ -28,36 +30,46 @@ GOAL_US = 0.15
 WORKER, OWNER = 5, 6
 
 
+Steps = Sequence[tuple[float, dict[str, float]]]
+
+
 def measure(smoke: bool) -> Record:
-    if smoke:
-        return _record(
-            requests=[_requests(n) for n in (20, 40)],
-            rows=[_worker(n, 10, 1, rows=n) for n in (2, 4)],
-            context=[_worker(n, 10, 1, rows=1, prompt=n, kv=True) for n in (16, 32)],
-            nodes=[_worker(n, 10, 1, rows=1, nodes=n) for n in (1, 2)],
-            repeats=1,
-        )
+    few = (1, 2)
+    steps, repeats = (10, 1) if smoke else (200, 3)
+    beside = 1 if smoke else CONTEXT_ROWS
     return _record(
-        requests=[_requests(n) for n in REQUESTS],
-        rows=[_worker(n, 200, 3, rows=n) for n in ROWS],
-        context=[_worker(n, 200, 3, rows=CONTEXT_ROWS, prompt=n, kv=True) for n in CONTEXT],
-        nodes=[_worker(n, 200, 3, rows=CONTEXT_ROWS, nodes=n) for n in NODES],
-        repeats=3,
-    )
+        requests=_requests((20, 40) if smoke else REQUESTS, repeats),
+        rows=_steps(few if smoke else ROWS, steps, repeats, lambda n: Shape(rows=n)),
+        context=_steps(
+            (16, 32) if smoke else CONTEXT, steps, repeats,
+            lambda n: Shape(rows=beside, prompt=n, kv=True),
+        ),
+        nodes=_steps(
+            few if smoke else NODES, steps, repeats, lambda n: Shape(rows=beside, nodes=n)
+        ),
+        repeats=repeats,
+    )  # fmt: skip
 
 
 # ---- requests: the conductor's core
 
 
-def _requests(n: int) -> tuple[float, float, float]:
+def _requests(sizes: Sequence[int], repeats: int) -> list[tuple[float, float, float]]:
     """(open requests, µs of CPU each from Submit to Closed, bytes each while it is open)."""
-    us = min(_lives(n)[0] for _ in range(3))
+    us = _least(sizes, repeats, lambda n: {"each": _lives(n)[0]}, "each")
     tracemalloc.start()
     try:
-        memory = _lives(n)[1]
+        return [(n, us[n]["each"], _lives(n)[1]) for n in sizes]
     finally:
         tracemalloc.stop()
-    return n, us, memory
+
+
+def _least(
+    sizes: Sequence[int], repeats: int, run: Callable[[int], dict[str, float]], by: str
+) -> dict[int, dict[str, float]]:
+    """The least run of each size. Sizes take turns, so that a busy minute falls on all."""
+    runs = [{n: run(n) for n in sizes} for _ in range(repeats)]
+    return {n: min((r[n] for r in runs), key=lambda found: found[by]) for n in sizes}
 
 
 def _lives(n: int) -> tuple[float, float]:
@@ -119,23 +131,28 @@ class _Core:
 # ---- rows, context, nodes: a worker's steady step
 
 
-def _worker(
-    x: int, steps: int, repeats: int, *, rows: int, prompt: int = 4, kv: bool = False,
-    nodes: int = 1,
-) -> tuple[float, dict[str, float]]:  # fmt: skip
-    """(x, µs of CPU a step by thread): the least of the repeats."""
-    runs = [
-        timer_worker.steady(
-            step_s=STEP_S, depth=2, rows=rows, steps=steps, prompt=prompt, kv=kv, nodes=nodes
-        ).cpu
-        for _ in range(repeats)
-    ]
-    return x, min(runs, key=lambda cpu: cpu["process"])
+@dataclass(frozen=True, slots=True)
+class Shape:
+    rows: int
+    prompt: int = 4
+    kv: bool = False
+    nodes: int = 1
+
+
+def _steps(sizes: Sequence[int], steps: int, repeats: int, shape: Callable[[int], Shape]) -> Steps:
+    """(size, µs of CPU a step by thread)."""
+
+    def run(n: int) -> dict[str, float]:
+        s = shape(n)
+        return timer_worker.steady(
+            step_s=STEP_S, depth=2, rows=s.rows, steps=steps, prompt=s.prompt, kv=s.kv,
+            nodes=s.nodes,
+        ).cpu  # fmt: skip
+
+    return list(_least(sizes, repeats, run, "process").items())
 
 
 # ---- the record
-
-Steps = list[tuple[float, dict[str, float]]]
 
 
 def _all(steps: Steps) -> Points:

@@ -135,19 +135,28 @@ def model(device: TimerDevice, kv: bool = False, nodes: int = 1) -> LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Steady:
-    """`steps` of steady decode. `idle`: seconds that the device had nothing to do; `late`: steps
-    that found it idle for more than 1 % of a step; `cpu`: µs of CPU a step, by thread and in all
-    (`process`)."""
+    """Steps of steady decode. `gaps`: seconds that the device had nothing to do before each;
+    `cpu`: µs of CPU a step, by thread and in all (`process`)."""
 
-    steps: int
-    busy: float
-    idle: float
-    late: int
+    step_s: float
+    gaps: list[float]
     cpu: dict[str, float]
 
     @property
     def ratio(self) -> float:
-        return self.idle / self.busy
+        """Idle ÷ busy."""
+        return sum(self.gaps) / (len(self.gaps) * self.step_s)
+
+    @property
+    def late(self) -> float:
+        """Share of the steps that found the device idle for more than 1 % of a step."""
+        return sum(gap > 0.01 * self.step_s for gap in self.gaps) / len(self.gaps)
+
+    def windows(self, size: int) -> list[float]:
+        """Idle ÷ busy of each stretch of `size` steps."""
+        starts = range(0, max(1, len(self.gaps) - size + 1), size)
+        parts = [self.gaps[i : i + size] for i in starts]
+        return [sum(p) / (len(p) * self.step_s) for p in parts]
 
 
 class _Quiet:
@@ -225,10 +234,8 @@ def _watch(worker: Worker, device: TimerDevice, loop: Any, rows: int, steps: int
     assert all(n == rows for n, _ in seen), "the batch was not steady"
     done = len(launches) - first
     return Steady(
-        steps=steps,
-        busy=steps * device.step_s,
-        idle=sum(idle for _, idle in seen),
-        late=sum(idle > 0.01 * device.step_s for _, idle in seen),
+        step_s=device.step_s,
+        gaps=[idle for _, idle in seen],
         cpu={name: 1e6 * s / done for name, s in spent.items()},
     )
 

@@ -72,8 +72,9 @@ def test_the_page_shows_what_the_records_hold_and_nothing_else(tmp_path: Path) -
 
 def test_a_record_is_written_with_its_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    a_record().write(tmp_path)
-    assert (tmp_path / "made_up.json").read_text(encoding="utf-8") == a_record().to_json()
+    found = a_record()
+    found.write(tmp_path)
+    assert (tmp_path / "made_up.json").read_text(encoding="utf-8") == found.to_json()
     assert (tmp_path / "made_up.png").read_bytes()[:4] == b"\x89PNG"
 
 
