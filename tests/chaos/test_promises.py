@@ -181,6 +181,14 @@ def test_p12_a_client_that_does_not_read_delays_nobody(shared: Chaos) -> None:
     assert slow <= sum(turns) / 20, f"turns by size: {turns} of {after['bounds_ms']} ms"
 
 
+@pytest.mark.slow
+def test_p12_a_client_that_is_stopped_too_long_is_given_up(shared: Chaos) -> None:
+    """ADR 0010: once it goes on, each of its streams has its end."""
+    stopped = Strike(0.1, "pause", "p", ms=6000)
+    outcome = play(shared, [*some(4), *some(8, "p", 1500)], stopped)
+    assert outcome.ends == {"length": 4, "owner_lost": 8}
+
+
 # ---- P14: deadlines, running and queued
 
 
