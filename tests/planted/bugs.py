@@ -121,7 +121,7 @@ BUGS: dict[str, Bug] = {
         f"{ENGINE}_faults.py::test_the_poisoned_request_fails_alone",
         (
             "worker/engine/eager_step.py",
-            '            self._fail(batch, rids[0], "forward", error)\n            return []\n',
+            "            self._fail(batch, rids[0], part.stage, error)\n            return []\n",
             "            return []\n",
         ),
     ),
@@ -303,6 +303,24 @@ BUGS: dict[str, Bug] = {
             "if message.resend else []",
             "if False else []",
         ),
+    ),
+    "plain rows are lost when tokens coalesce": bug(
+        "tests/protocol/test_stream_link.py",
+        (
+            "protocol/stream_link.py",
+            "for e in (*(plain.emits() if plain is not None else ()), *emits):",
+            "for e in emits:",
+        ),
+    ),
+    "the completion event comes before the launch": bug(
+        "tests/worker/",
+        (
+            "worker/engine/engine.py",
+            "        try:\n            if batch.error is None:\n                self.exec(batch)\n",
+            "        try:\n            if batch.error is None:\n"
+            "                self._complete(batch)\n                self.exec(batch)\n",
+        ),
+        files=("tests/worker/engine/test_engine_step.py",),
     ),
     "columns of different lengths are taken": bug(
         "tests/protocol/test_codec.py::test_columns_of_different_lengths",

@@ -29,6 +29,7 @@ class Part:
     request_ids: list[int]
     ctx: StepContext
     step: SubmoduleStep | None
+    stage: str = ""  # what of the launch is under way, for the story of a failure
 
 
 class EagerStep:
@@ -66,14 +67,27 @@ class EagerStep:
         if not batch.request_ids:
             return
         rows = self._inputs(batch, batch.request_ids)
-        batch.running_batched = m.submodule.can_batch(batch.walk, rows)
-        if batch.walk in m.submodule.steady_walks:
+        try:
+            batch.running_batched = m.submodule.can_batch(batch.walk, rows)
+        except Exception:
+            self._fail_who_cannot_batch(m, batch)
+            rows = self._inputs(batch, batch.request_ids)
+            batch.running_batched = bool(rows) and m.submodule.can_batch(batch.walk, rows)
+        if rows and batch.walk in m.submodule.steady_walks:
             m.standing[batch.walk] = StandingRows(
                 list(batch.request_ids),
                 dict(batch.inputs),
                 batch.running_batched,
                 [i.span for i in rows],
             )
+
+    def _fail_who_cannot_batch(self, m: SubmoduleManagement, batch: ExecutingBatch) -> None:
+        """`can_batch` raised for all: those fail for whom it raises alone, too."""
+        for rid in list(batch.request_ids):
+            try:
+                m.submodule.can_batch(batch.walk, self._inputs(batch, [rid]))
+            except Exception as e:
+                self._fail(batch, rid, "can_batch", e)
 
     # ---- declare → admit → plan → preprocess → forward → commit
 
@@ -194,7 +208,7 @@ class EagerStep:
         """A part raised and is rolled back: fail its only request, or try its halves."""
         rids = part.request_ids
         if len(rids) == 1:
-            self._fail(batch, rids[0], "forward", error)
+            self._fail(batch, rids[0], part.stage, error)
             return []
         done: list[StepOutputs] = []
         for half in (rids[: len(rids) // 2], rids[len(rids) // 2 :]):
@@ -209,6 +223,7 @@ class EagerStep:
 
     def _forward(self, m: SubmoduleManagement, batch: ExecutingBatch, part: Part) -> StepOutputs:
         start = self._now()
+        part.stage = "plan"
         batch.plans = self._runner.plan(m.name, part.step, part.ctx)
         planned = self._now()
         batch.exec_timings.plan += planned - start
@@ -221,10 +236,12 @@ class EagerStep:
             step=part.step,
             device=self._device.torch_device,
         )
+        part.stage = "preprocess"
         tensors = m.submodule.preprocess(engine, self._inputs(batch, part.request_ids))
         # As late as can be: whoever submitted the step does Python work of its own from here on,
         # while the forward drops the GIL (E20).
         batch.launch_started_event.set()
+        part.stage = "forward"
         forward = m.submodule.forward_batched if batch.running_batched else m.submodule.forward
         outputs = forward(engine, **tensors)
         strange = set(outputs) - batch.per_request_info.keys()

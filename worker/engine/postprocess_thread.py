@@ -253,7 +253,7 @@ class PostprocessThread:
             self._counts["failed"] += len(batch.request_ids)
             return StepDone(
                 batch.step, failed=failed, never=never, returned=returned,
-                error=wire_error(batch.error),
+                error=wire_error(batch.error, "step", batch),
             )  # fmt: skip
         what = f"{batch.failed_resource}: {getattr(batch.admit_error, 'detail', '')}"
         refusal = Refusal(CannotFit(what).to_wire())
@@ -299,7 +299,8 @@ class PostprocessThread:
         never: dict[int, dict[str, Any]] = {}
         for rid, f in batch.failed_requests.items():
             self._table.end(rid)
-            (never if isinstance(f.error, CannotFit) else failed)[rid] = wire_error(f.error)
+            kind = never if isinstance(f.error, CannotFit) else failed
+            kind[rid] = wire_error(f.error, f.stage, batch)
         self._counts["failed"] += len(failed) + len(never)
         return failed, never
 
@@ -316,7 +317,7 @@ class PostprocessThread:
         for rid, f in batch.failed_requests.items():
             if rid not in before and rid not in told.ends:
                 self._table.end(rid)
-                told.failed[rid] = wire_error(f.error)
+                told.failed[rid] = wire_error(f.error, f.stage, batch)
 
     def _send(self, tail: Tail) -> None:
         """One `Frames` per owner."""

@@ -56,10 +56,15 @@ class Tail:
         frame.emits.append(e)
 
 
-def wire_error(error: BaseException) -> dict[str, Any]:
-    if isinstance(error, PodiumError):
-        return error.to_wire()
-    return RequestFailed(f"{type(error).__name__}: {error}").to_wire()
+def wire_error(
+    error: BaseException, stage: str, batch: ExecutingBatch | None = None
+) -> dict[str, Any]:
+    """The error as it travels: type, message, and the stage, node and step where it came up. The
+    scheduler adds the row's last transitions as its `story`."""
+    if not isinstance(error, PodiumError):
+        error = RequestFailed(f"{type(error).__name__}: {error}", type=type(error).__name__)
+    where = {"node": batch.node_name, "step": batch.step} if batch is not None else {}
+    return {**error.to_wire(), "stage": stage, **where}
 
 
 def last_walk(graph: GraphSpec, walk: str, reason: Reason) -> str:
@@ -96,7 +101,7 @@ class TailBuilder:
         try:
             end = self._end(stream, walk, reason, count, last)
         except Exception as e:
-            tail.failed[stream.row] = wire_error(e)
+            tail.failed[stream.row] = wire_error(e, "next_walk")
             return
         tail.ends[stream.row] = end
         flags = FLAG_END | (FLAG_CLOSES if end.closed else 0)
