@@ -11,7 +11,6 @@ from conductor.core.state import State
 from protocol.errors import RequestFailed
 from protocol.messages import Kind, Reason, Report
 
-
 _PROGRESS = int(Kind.PROGRESS)
 
 
