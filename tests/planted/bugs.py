@@ -255,8 +255,16 @@ BUGS: dict[str, Bug] = {
         OWNER,
         (
             "protocol/client/owner.py",
-            "            elif attempt != s.attempt:\n",
-            "            elif attempt > s.attempt:\n",
+            "        elif m.attempt[i] != s.attempt:\n",
+            "        elif m.attempt[i] > s.attempt:\n",
+        ),
+    ),
+    "a late attempt's next token is taken": bug(
+        OWNER,
+        (
+            "protocol/client/owner.py",
+            "                and attempt == s.attempt\n",
+            "",
         ),
     ),
     "a gap in the tokens is taken": bug(
