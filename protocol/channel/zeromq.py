@@ -9,11 +9,11 @@ from typing import Any
 import zmq
 
 from protocol.channel.base import Channel, Sent
+from protocol.codec import MAX_FRAME
 from protocol.errors import PodiumError
 
 HIGH_WATER = 4096  # frames buffered per peer by ZeroMQ, before `Sent.FULL`
 LINGER_MS = 200
-MAX_FRAME = 64 << 20  # bytes; ZeroMQ drops a peer that sends a larger frame
 _NOW = int(zmq.DONTWAIT)  # plain numbers: pyzmq's enums cost a microsecond to combine
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 
@@ -108,7 +108,7 @@ class ZmqNetwork:
         s.setsockopt(zmq.LINGER, LINGER_MS)
         s.setsockopt(zmq.SNDHWM, HIGH_WATER)
         s.setsockopt(zmq.RCVHWM, HIGH_WATER)
-        s.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)
+        s.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME)  # a peer that sends more is dropped
         return s
 
     def bind(self, address: str) -> Channel:

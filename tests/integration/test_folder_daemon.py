@@ -1,15 +1,11 @@
 """A Hugging Face folder of one's own, served by the daemon: transformers' tokens, both ways in."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from tokenizers import Tokenizer
 
-from protocol.client.async_client import AsyncClient
 from tests.support import tiny_llama
 from tests.support.processes import Daemon, running_daemon
 
@@ -40,23 +36,8 @@ def daemon(llama: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 async def test_tokens_are_transformers(daemon: Daemon, llama: tuple[Path, Any]) -> None:
     prompts = [[(i * 17 + j * j) % 256 for j in range(4 + 13 * i)] for i in range(12)]
-    async with AsyncClient(daemon.endpoints) as client:
-        got = await asyncio.gather(
-            *(client.generate("tiny", tokens=p, max_tokens=TOKENS).collect() for p in prompts)
-        )
-    assert got == [tiny_llama.greedy(llama[1], p, TOKENS) for p in prompts]
+    await tiny_llama.check_tokens(daemon, llama[1], prompts, TOKENS)
 
 
 async def test_an_answer_over_http_is_transformers(daemon: Daemon, llama: tuple[Path, Any]) -> None:
-    tokenizer = Tokenizer.from_file(str(llama[0] / "tokenizer.json"))
-    question = "What is in the folder?"
-    body = {
-        "model": "tiny", "messages": [{"role": "user", "content": question}],
-        "max_tokens": TOKENS, "temperature": 0,
-    }  # fmt: skip
-    async with httpx.AsyncClient(base_url=daemon.url, timeout=60) as http:
-        r = await http.post("/v1/chat/completions", json=body)
-    assert r.status_code == 200, r.text
-    ids = tiny_llama.greedy(llama[1], tokenizer.encode(question).ids, TOKENS)
-    assert r.json()["choices"][0]["message"]["content"] == tokenizer.decode(ids)
-    assert r.json()["usage"]["completion_tokens"] == len(ids)
+    await tiny_llama.check_http(daemon, *llama, TOKENS)

@@ -1,11 +1,16 @@
 """A random Llama as a Hugging Face folder, with a tokenizer of bytes and a chat template."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
+
+from protocol.client.async_client import AsyncClient
+from tests.support.processes import Daemon
 
 EOS = 256
 
@@ -49,3 +54,30 @@ def greedy(model: Any, ids: list[int], tokens: int) -> list[int]:
         attention_mask=torch.ones_like(given),
     )  # fmt: skip
     return out[0, len(ids) :].tolist()
+
+
+async def check_tokens(daemon: Daemon, model: Any, prompts: list[list[int]], tokens: int) -> None:
+    """All prompts at once, straight over the protocol: transformers' tokens, each."""
+    async with AsyncClient(daemon.endpoints) as client:
+        got = await asyncio.gather(
+            *(client.generate("tiny", tokens=p, max_tokens=tokens).collect() for p in prompts)
+        )
+    assert got == [greedy(model, p, tokens) for p in prompts]
+
+
+async def check_http(daemon: Daemon, folder: Path, model: Any, tokens: int) -> None:
+    """One answer over HTTP: transformers' text and count."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    question = "What is in the folder?"
+    body = {
+        "model": "tiny", "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens, "temperature": 0,
+    }  # fmt: skip
+    async with httpx.AsyncClient(base_url=daemon.url, timeout=60) as http:
+        r = await http.post("/v1/chat/completions", json=body)
+    assert r.status_code == 200, r.text
+    ids = greedy(model, tokenizer.encode(question).ids, tokens)
+    assert r.json()["choices"][0]["message"]["content"] == tokenizer.decode(ids)
+    assert r.json()["usage"]["completion_tokens"] == len(ids)
